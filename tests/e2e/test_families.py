@@ -38,12 +38,12 @@ class Kind:
 
     connector: str | None = "tcp"
     block_sizes: tuple[int, int] = (16, 16)
-    """Of prefill and of decode."""
+    """The block sizes of prefill and of decode."""
     tp: tuple[int, int] = (1, 1)
     pp: tuple[int, int] = (1, 1)
 
     def options(self, side: int) -> tuple[str, ...]:
-        """Of a worker: 0 for prefill, 1 for decode."""
+        """The options of a worker: 0 for prefill, 1 for decode."""
         size = self.block_sizes[side]
         pool = ("--block-size", str(size), "--num-blocks", str(TOKENS // size))
         ranks = ("--tensor-parallel-size", str(self.tp[side]), "--pipeline-parallel-size", str(self.pp[side]))
@@ -103,7 +103,7 @@ async def ask(ring: Ring, model: str, prompts: Sequence[list[int]]) -> list[list
 
 
 def handoffs(ring: Ring, how: str) -> list[float]:
-    """Of each decode worker. A counter of labels that did not occur has no sample."""
+    """The counts of each decode worker. A counter of labels that did not occur has no sample."""
     name = f"baton_handoffs_{how}_total{{"
     return [
         sum(count for sample, count in worker.metrics().items() if sample.startswith(name))

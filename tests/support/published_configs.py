@@ -534,4 +534,4 @@ PUBLISHED: Mapping[str, Mapping[str, object]] = MappingProxyType(
         },
     }
 )
-"""By the names of the checkpoints on the Hugging Face hub, without their owners."""
+"""Published configs by the names of the checkpoints on the Hugging Face hub, without their owners."""

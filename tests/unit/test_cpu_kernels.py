@@ -180,7 +180,7 @@ def test_matmul_with_an_activation(choice: Choice) -> None:
 
 @pytest.mark.parametrize("activation", [SILU, GELU_TANH, CLAMPED], ids=lambda a: a.kind)
 def test_activations_of_large_and_small_numbers(activation: Activation) -> None:
-    """By the kernels and by plain torch."""
+    """The choice by the kernels, and by plain torch."""
     gate = torch.cat([sign * torch.logspace(-6, 4, 41) for sign in (-1, 1)])
     up = torch.linspace(-3, 3, len(gate))
     expected = exactly_activated(gate.double(), activation, up.double())

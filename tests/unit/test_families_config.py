@@ -79,7 +79,7 @@ def test_gemma() -> None:
 
 
 def test_end_tokens_beside_an_encoder() -> None:
-    """Those of generation_config.json, then the whole model's, then the text model's."""
+    """The ids are those of generation_config.json, then the whole model's, then the text model's."""
     text = {"eos_token_id": 1, "bos_token_id": 3}
     config = {**PUBLISHED["Mistral-Small-3.1-24B-Instruct-2503"]}
     config["text_config"] = {**dict_of(config["text_config"]), **text}

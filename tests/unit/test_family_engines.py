@@ -54,7 +54,7 @@ class Way:
     """Enough; or too few, and what a sequence has lost is computed again, or copied back from the host."""
     caches: str
     asked: str
-    """For one answer, for three alike, or for the best two of a beam search."""
+    """What is asked for: one answer, three alike, or the best two of a beam search."""
 
     def __str__(self) -> str:
         return "-".join((self.chunk, self.blocks, self.caches, self.asked))

@@ -120,7 +120,7 @@ def test_rounded_weights(name: str, model_dir: ModelDir) -> None:
 
 @pytest.fixture
 def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a rank that failed, and is a thread that the others cannot see the end of."""
+    """Shorten the wait for a rank that failed, and is a thread that the others cannot see the end of."""
     monkeypatch.setattr(collectives, "LONGEST", timedelta(seconds=20))
 
 
@@ -224,8 +224,8 @@ def test_language_model_beside_an_encoder(model_dir: ModelDir, tmp_path: Path) -
 
 
 def test_long_prompts_of_phi_have_their_own_angles(model_dir: ModelDir) -> None:
-    """As its authors have it. transformers 5 takes the factor of long prompts, but the frequencies of short
-    ones."""
+    """Long prompts have angles as the authors have them. transformers 5 takes the factor of long prompts, but
+    the frequencies of short ones."""
     config = ModelConfig.from_dir(model_dir("phimoe"))
     positions = torch.tensor([3, 200])
     cos, sin = RotaryEmbedding(config.rope, 16, 1024)(positions, torch.tensor([256, 257]))

@@ -40,7 +40,7 @@ CASES.append(("llama-uneven", "pp3"))  # a stage in the middle
 
 @pytest.fixture(autouse=True)
 def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a rank that failed, and is a thread that the others cannot see the end of."""
+    """Shorten the wait for a rank that failed, and is a thread that the others cannot see the end of."""
     monkeypatch.setattr(collectives, "LONGEST", timedelta(seconds=20))
 
 

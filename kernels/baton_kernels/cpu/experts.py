@@ -7,10 +7,9 @@ import ctypes
 import torch
 from torch import Tensor
 
-from baton_kernels.activation_kind import KINDS as ACTIVATIONS
 from baton_kernels.activation_kind import Activation
 from baton_kernels.cpu.library import KINDS, Native, pointer
-from baton_kernels.cpu.linear import PANEL, in_panels, kernels_for
+from baton_kernels.cpu.linear import PANEL, NativeActivation, in_panels, kernels_for
 from baton_kernels.int8 import Int8Weight
 from baton_kernels.routing_rule import SCORES, Routing
 
@@ -69,10 +68,6 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor
     return chosen, weights
 
 
-class _Activation(ctypes.Structure):
-    _fields_ = (("kind", ctypes.c_int), ("limit", _FLOAT))
-
-
 class _Projection(ctypes.Structure):
     _fields_ = (("packed", _POINTER), ("scales", _POINTER), ("bias", _POINTER))
 
@@ -83,7 +78,7 @@ class NativeExperts(ctypes.Structure):
     _fields_ = (
         ("gate_up", _Projection),
         ("down", _Projection),
-        ("activation", _Activation),
+        ("activation", NativeActivation),
         *((name, _COUNT) for name in ("experts", "hidden", "inner")),
     )
 
@@ -147,7 +142,7 @@ class PackedExperts:
         self.native = NativeExperts(
             gate_up=self._gate_up.native,
             down=self._down.native,
-            activation=_Activation(1 + ACTIVATIONS.index(activation.kind), activation.limit),
+            activation=NativeActivation.of(activation),
             experts=experts,
             hidden=self.hidden,
             inner=self.inner,

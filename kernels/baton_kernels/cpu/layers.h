@@ -73,7 +73,7 @@ template <class F> inline void timed(double* seconds, F f) {
     if (seconds) *seconds += omp_get_wtime() - began;
 }
 
-// The memory of a layer's experts.
+// The memory of a layer's experts, and of all that follow.
 template <class T> struct MixtureMemory {
     std::unique_ptr<float[]> inputs, logits, weights;  // [tokens, hidden], [tokens, experts], [tokens, top_k]
     std::unique_ptr<int32_t[]> chosen;                 // [tokens, top_k]
@@ -100,8 +100,8 @@ template <class T> void add_part(const T* part, const float* logits, int64_t tok
 
 // A mixture of x [tokens, hidden]. ``inner`` has room for the inner rows of the MLP for every token.
 template <class T>
-void run_mixture(const Mixture& m, const T* x, int64_t tokens, T* inner, T* out, int threads) {
-    const MixtureMemory<T> memory(m, tokens);
+void run_mixture(const Mixture& m, const MixtureMemory<T>& memory, const T* x, int64_t tokens, T* inner, T* out,
+                 int threads) {
     const int64_t hidden = m.experts.hidden;
     const auto multiply = [&](const Projection& p, const void* from, void* to) {
         return Linear{from, p.packed, p.scales, p.bias, to, tokens, p.inputs, p.outputs, p.gated, p.activation};
@@ -128,6 +128,7 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
     double *matmul = s.seconds, *attention = s.seconds ? s.seconds + 1 : nullptr;
     T *const delta = static_cast<T*>(s.delta), *const normed = static_cast<T*>(s.scratch);
     std::unique_ptr<float[]> squares(new float[2 * s.tokens]);
+    std::unique_ptr<MixtureMemory<T>> memory;  // all mixtures of a stack have the same sizes
     const auto times = [&](const Projection& p, const T* x, T* out) {
         const Linear l{x, p.packed, p.scales, p.bias, out, s.tokens, p.inputs, p.outputs, p.gated, p.activation};
         timed(matmul, [&] { linear<T, T>(l, threads); });
@@ -168,7 +169,8 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
         times(layer.o, attended, delta);
         add(delta, layer.mlp_norm, layer.attention_post, layer.factor);
         if (layer.mixture) {
-            timed(matmul, [&] { run_mixture(*layer.mixture, normed, s.tokens, inner, delta, threads); });
+            if (!memory) memory.reset(new MixtureMemory<T>(*layer.mixture, s.tokens));
+            timed(matmul, [&] { run_mixture(*layer.mixture, *memory, normed, s.tokens, inner, delta, threads); });
             continue;
         }
         times(layer.gate_up, normed, inner);

@@ -100,6 +100,13 @@ class MixtureWeights:
     """The projection to the logit of that MLP's factor; None: the factor is 1."""
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that the memory of a step depends on."""
+        native = self.experts.native
+        own = self.routing.top_k, self.router.dtype.itemsize, self.inner
+        return (native.experts, native.hidden, native.inner, *own)
+
+    @property
     def inner(self) -> int:
         """The inner rows of the MLP that is for every token; 0: there is none."""
         return 0 if self.shared is None else self.shared[1].inputs
@@ -146,6 +153,9 @@ class LayerStack:
         """Numbers per token of the scratch memory of a layer."""
         for layer in layers:
             _check(layer, heads, self._dtype)
+        mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, MixtureWeights)]
+        if len({mixture.sizes for mixture in mixtures}) > 1:
+            raise ValueError("mixtures of other sizes: their memory is that of the first")
         self._last_rope = max(layer.rope for layer in layers)
         self._mixtures = [_mixture(layer.mlp) for layer in layers]
         self._layers = (_Layer * len(layers))(*map(_layer, layers, self._mixtures))

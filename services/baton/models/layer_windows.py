@@ -15,10 +15,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """The kinds of layers by their names in ``layer_types``."""
 
 
-def no_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    return (None,) * num_layers
-
-
 def one_window(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """``sliding_window`` in every layer, as in Mistral: a missing one means 4096, null means none."""
     none = fields.is_null("sliding_window")

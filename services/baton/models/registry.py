@@ -84,7 +84,7 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
             "granite_moe", "ibm-research/moe-7b-1b-active-shared-experts", read="read_shared"
         ),
         "OlmoeForCausalLM": _family("olmoe", "allenai/OLMoE-1B-7B-0924-Instruct"),
-        "Ernie4_5_MoeForCausalLM": _family("ernie45_moe", "baidu/ERNIE-4.5-21B-A3B-PT"),
+        "Ernie4_5_MoeForCausalLM": _family("ernie4_5_moe", "baidu/ERNIE-4.5-21B-A3B-PT"),
     }
 )
 """The architectures Baton serves."""

@@ -41,10 +41,6 @@ def read_rope(
             return common
         case "linear":
             return replace(common, factor=rope.number("factor", minimum=1.0))
-        case "dynamic" if rope.has("alpha"):
-            # Hunyuan's name for a base that is stretched once, whatever the length.
-            stretch = rope.number("alpha", minimum=1.0) ** (head_dim / (head_dim - 2))
-            return replace(common, kind="default", theta=base * stretch)
         case "dynamic":
             trained = fields.integer("max_position_embeddings")
             return replace(common, factor=rope.number("factor", minimum=1.0), original_max_positions=trained)

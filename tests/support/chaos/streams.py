@@ -233,7 +233,7 @@ def asks(rng: random.Random, count: int, longest: int, model: str) -> list[Ask]:
 
 
 def _within(body: dict[str, Any], vocab_size: int) -> dict[str, Any]:
-    """The same with token ids that a model has, which are the demo model's in what is drawn."""
+    """Return the request with token ids that a model has: what is drawn has the demo model's."""
 
     def known(token_id: int) -> int:
         return FIRST_WORD + (token_id - FIRST_WORD) % (vocab_size - FIRST_WORD)

@@ -12,8 +12,13 @@ from baton.models.json_fields import Fields
 
 def read(fields: Fields) -> ModelConfig:
     """Read Granite's config. ModelError if it is not one that Baton serves."""
+    return scaled(llama.read(fields), fields)
+
+
+def scaled(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """The config with the factors of embeddings, scores, residual stream and logits."""
     return replace(
-        llama.read(fields),
+        config,
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         attention_scale=fields.number("attention_multiplier", 1.0),
         residual_scale=fields.number("residual_multiplier", 1.0),

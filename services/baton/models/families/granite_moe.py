@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from baton.models.config import ExpertsConfig, ModelConfig
 from baton.models.expert_fields import fitting
+from baton.models.families.granite import scaled
 from baton.models.families.llama import llama_like
 from baton.models.json_fields import Fields
 from baton.models.quantization.experts_format import FUSED
@@ -20,11 +21,7 @@ def read(fields: Fields) -> ModelConfig:
     number = fields.integer("num_local_experts", 8)
     routing = Routing(fields.integer("num_experts_per_tok", 2), renormalize=True)
     return replace(
-        config,
-        embedding_scale=fields.number("embedding_multiplier", 1.0),
-        residual_scale=fields.number("residual_multiplier", 1.0),
-        attention_scale=fields.number("attention_multiplier", 1.0),
-        logits_scale=1 / fields.number("logits_scaling", 1.0),
+        scaled(config, fields),
         experts=ExpertsConfig(
             num_experts=number,
             inner=config.intermediate_size,

@@ -23,6 +23,11 @@ def read(fields: Fields) -> ModelConfig:
         fields.only(name, only)
     biased = fields.flag("attention_bias", False)
     config = llama_like(fields, qkv_bias=biased, o_bias=biased, default_eps=1e-5)
+    return normed_behind_rotation(fields, config)
+
+
+def normed_behind_rotation(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """The config with what is Hunyuan's own in attention."""
     rope = _rope(fields, config)
     return replace(config, names=NAMES, head_norm="rotated", ropes=(rope,) * config.num_layers)
 
@@ -31,7 +36,7 @@ def _rope(fields: Fields, config: ModelConfig) -> RopeConfig:
     """The rotary embedding: one of kind dynamic with an ``alpha`` is not dynamic, but has a greater base."""
     rope, dim = config.rope, config.head_dim
     written = fields.object("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
-    alpha = written.optional_number("alpha")
+    alpha = written.number("alpha", minimum=1.0) if written.has("alpha") else None
     if rope.kind != "dynamic" or alpha is None:
         return rope
     return RopeConfig(theta=rope.theta * alpha ** (dim / (dim - 2)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from baton.models.config import ExpertsConfig, ModelConfig
 from baton.models.expert_fields import either, fitting, same_in_all_layers
+from baton.models.families.hunyuan import normed_behind_rotation
 from baton.models.families.llama import llama_like
 from baton.models.json_fields import Fields
 from baton_kernels.routing_rule import Routing
@@ -26,8 +27,7 @@ def read(fields: Fields) -> ModelConfig:
     chosen = either(fields, "moe_topk", "num_experts_per_tok")
     routing = Routing(same_in_all_layers(fields, chosen, 1, layers), renormalize=True)
     return replace(
-        config,
-        head_norm="rotated",
+        normed_behind_rotation(fields, config),
         experts=ExpertsConfig(
             num_experts=number,
             inner=inner,
@@ -39,7 +39,6 @@ def read(fields: Fields) -> ModelConfig:
             shared_inner=inner,
         ),
         expert_layers=(True,) * layers,
-        names=((".q_norm.", ".query_layernorm."), (".k_norm.", ".key_layernorm.")),
     )
 
 
