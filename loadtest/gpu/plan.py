@@ -58,7 +58,7 @@ ON_REQUEST = (Part("experts-beside-torch", "experts", 60, (), "grouped_mm"),)
 """Parts that run when they are asked for by name."""
 REHEARSALS = (
     Part("rehearsal-raises", "rehearsals", 20, (), "raises"),
-    Part("rehearsal-sleeps", "rehearsals", 3, (), "sleeps"),
+    Part("rehearsal-sleeps", "rehearsals", 12, (), "sleeps"),
 )
 """Parts that fail on purpose. They run when they are asked for by name."""
 BY_NAME: Mapping[str, Part] = MappingProxyType(

@@ -90,7 +90,7 @@ def test_parts_that_end_badly_cost_only_themselves(tmp_path: Path) -> None:
     assert ends == {
         "handoff-tcp": (KILLED, "ended by SIGKILL"),
         "rehearsal-raises": (FAILED, "RuntimeError: this part raises on purpose"),
-        "rehearsal-sleeps": (TIMEOUT, "its limit of 3 s was over"),
+        "rehearsal-sleeps": (TIMEOUT, "its limit of 12 s was over"),
         "prompt": (OK, ""),
     }
     assert counts(found.parts["prompt"]) == TABLES["prompt"]
