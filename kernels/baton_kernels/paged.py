@@ -4,12 +4,15 @@ The pool is one tensor per worker rank, blocks outermost, so that all layers of 
 message on the wire::
 
     [num_blocks, num_kv_heads, num_layers, 2 (K, V), block_size, head_dim]
+
+The pool of a model whose layers keep different things is [num_pages, numbers of a page]; each of its tables
+sees it as such a tensor of its own (``baton_kernels.kv_layout``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from torch import Tensor
@@ -45,6 +48,53 @@ class WantedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PagedTables:
+    """What a step has of one more table, beside those fields of ``PagedBatch`` that name the pages of table
+    0. Pages that no row sees any more, and padding, are 0."""
+
+    slot_blocks: Tensor
+    """[T] int64."""
+    decode_tables: Tensor
+    """[num_decode / decode_queries, max_blocks] int64."""
+    chunk_tables: tuple[Tensor, ...]
+    """[ceil(context / block_size)] int64, of each chunk."""
+    wanted_tables: Tensor | None = None
+    """[R, max_blocks] int64, if not all rows are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSegment:
+    """A run of rows of one chunk after which its sequence's state is kept."""
+
+    start: int
+    """Row of the step's tokens where the run begins."""
+    length: int
+    source: Tensor
+    """[pages] int64: where the state in front of the run is; negative: there is none, as the sequence
+    begins."""
+    target: Tensor
+    """[pages] int64: where the state behind the run goes. It may be the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """The pages from which a step reads states, and those to which it writes them.
+
+    Pages of a target are written whole. No page is a target twice, or both a target and the source of another
+    sequence."""
+
+    decode_sources: Tensor
+    """[num_decode / decode_queries, pages] int64: the state in front of each decoding sequence's first row;
+    negative: the sequence begins with it."""
+    decode_targets: Tensor
+    """[num_decode, pages] int64: where the state behind each decoding row goes; negative: nowhere, as the row
+    is padding. With one row for each sequence it may be the source."""
+    segments: tuple[StateSegment, ...]
+    """The rows of the chunks, in order, each once. The source of a chunk's later segment is the target of the
+    one before."""
+
+
+@dataclass(frozen=True, slots=True)
 class PagedBatch:
     """The T tokens of one step: first the rows of each decoding sequence, then the prefill chunks.
 
@@ -75,6 +125,33 @@ class PagedBatch:
     planner: Planner | None = None
     """What plans this step's attention, of the batch, the pool, the distinct windows and the query heads;
     None: ``AttentionPlan.build`` itself."""
+    more: tuple[PagedTables, ...] = ()
+    """The tables from table 1 on, of models whose blocks lie in several pages (``KVLayout``)."""
+    states: StateRows | None = None
+    """The states' pages, of models with layers that keep a state."""
+
+    def of_table(self, table: int) -> PagedBatch:
+        """The batch as the layers of one table see it."""
+        if not self.more:
+            return self
+        if table == 0:
+            return replace(self, more=(), states=None)
+        own = self.more[table - 1]
+        chunks = tuple(
+            replace(chunk, table=pages) for chunk, pages in zip(self.chunks, own.chunk_tables, strict=True)
+        )
+        wanted = self.wanted
+        if wanted is not None and own.wanted_tables is not None:
+            wanted = replace(wanted, tables=own.wanted_tables)
+        return replace(
+            self,
+            slot_blocks=own.slot_blocks,
+            decode_tables=own.decode_tables,
+            chunks=chunks,
+            wanted=wanted,
+            more=(),
+            states=None,
+        )
 
     @property
     def row_tables(self) -> Tensor:

@@ -37,6 +37,7 @@ from baton.process.options import ModelError
 from baton_kernels.activation_kind import SILU, Activation
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.kv_layout import KVLayout
 from baton_kernels.paged import PagedBatch
 from baton_kernels.routing_rule import Routing
 
@@ -248,6 +249,9 @@ class OnlyExperts(CausalLM):
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def lay_out(self, layout: KVLayout) -> None:
         raise NotImplementedError
 
     def pack(self) -> None:

@@ -232,11 +232,11 @@ def test_layers_of_every_kind(choice: Choice, dtype: torch.dtype) -> None:
     expected_x = x.clone()
     expected = one_by_one(layers, expected_x, expected_pool, plan, rotations)
     stack = LayerStack(layers, heads=CASE.heads, scale=0.2)
-    assert torch.equal(stack.run(3, x, pool, plan, rotations), expected)
+    assert torch.equal(stack.run(3, x, [pool], [plan], rotations), expected)
     assert torch.equal(x, expected_x)
     assert torch.equal(pool, expected_pool)
     with pytest.raises(ValueError, match="rotations are 1; the layers use 2"):
-        stack.run(3, x, pool, plan, rotations[:1])
+        stack.run(3, x, [pool], [plan], rotations[:1])
 
 
 def test_weights_that_would_be_misread() -> None:

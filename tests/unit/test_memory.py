@@ -27,7 +27,7 @@ from baton.engine.runner import ModelRunner
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Sequence
 from baton.models.base import CausalLM
-from baton.models.loader import load_model
+from baton.models.loader import kv_layout, load_model
 from baton.speculation.drafter import TokenSequence
 from baton.speculation.speculator import Speculator
 from tests.support.device_memory import DeviceMemory
@@ -48,7 +48,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(path: Path) -> LoadedRank:
-    return LoadedRank(load_model(path, "float32"), CPU, 16)
+    model = load_model(path, "float32")
+    return LoadedRank(model, CPU, 16, kv_layout(model.config, 16, torch.float32))
 
 
 def config_of(path: Path, **settings: Any) -> EngineConfig:

@@ -33,6 +33,7 @@ struct Layer {
     Projection qkv, o, gate_up, down;
     const Mixture* mixture;             // in place of gate_up and down; null: none
     int64_t window, angles;             // as in Scores; the index of the rotation
+    int64_t table, index;               // where its KV is: a table's blocks, and its index in them
     float head_eps, head_offset, softcap, factor;  // softcap 0: none; the factor of what is added to the stream
     int whole_heads;                    // whether q_norm and k_norm are over all heads together
 };
@@ -52,18 +53,23 @@ struct Run {  // a chunk of a prompt
     const int64_t* table;
 };
 
+struct Table {  // a step's blocks as the layers of one table see them
+    const int64_t *shape, *blocks;  // of the pool; of each token
+    const int64_t* tables;          // of the decoding rows, [decodes, width]
+    const Run* runs;
+    int64_t width;
+};
+
 struct Step {
     const void* pool;
-    const int64_t* shape;
     float* residual;  // [tokens, hidden], changed
     void* delta;      // [tokens, hidden]: the last layer's output for the residual stream
     void* scratch;    // [tokens, hidden + outputs of qkv, o's inputs twice and the widest MLP's down's inputs]
     const Angles* angles;  // the rotations that layers choose from
-    const int64_t *blocks, *offsets;
-    const int64_t *tables, *contexts;  // of the decoding rows
-    const Run* runs;
+    const Table* tables;
+    const int64_t *offsets, *contexts;  // of each token; of the decoding rows
     double* seconds;  // null, or where the seconds of matmuls and of attention are added
-    int64_t tokens, decodes, width, num_runs;
+    int64_t tokens, decodes, num_runs;
 };
 
 // Calls f, and adds its time to ``seconds`` unless that is null.
@@ -138,7 +144,8 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
     };
     for (int64_t i = 0; i < count; ++i) {
         const Layer &layer = m.layers[i], &before = m.layers[i ? i - 1 : 0];
-        const Pool<T> pool = pool_of<T>(s.pool, s.shape, i);
+        const Table& table = s.tables[layer.table];
+        const Pool<T> pool = pool_of<T>(s.pool, table.shape, layer.index);
         const Scores how{m.scale, layer.softcap, layer.window, layer.sinks};
         const int64_t row = m.heads * pool.dim;
         T* const qkv = normed + s.tokens * m.hidden;
@@ -149,7 +156,7 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
         add(i ? delta : nullptr, layer.input_norm, before.mlp_post, before.factor);
         times(layer.qkv, normed, qkv);
         const Angles& angles = s.angles[layer.angles];
-        Rotate r{qkv, q, angles.cos, angles.sin, layer.q_norm, layer.k_norm, s.blocks, s.offsets,
+        Rotate r{qkv, q, angles.cos, angles.sin, layer.q_norm, layer.k_norm, table.blocks, s.offsets,
                  layer.head_eps, layer.head_offset, s.tokens, m.heads};
         if (layer.whole_heads) {
             const int64_t sizes[2] = {row, pool.kv_heads * pool.dim};
@@ -160,8 +167,9 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
         }
         rotate_and_store(r, pool, threads);
         timed(attention, [&] {
-            if (s.decodes) decode(Decode{q, attended, s.tables, s.contexts, s.decodes, m.heads, s.width}, pool, how, threads);
-            for (const Run* c = s.runs; c < s.runs + s.num_runs; ++c) {
+            const Decode rows{q, attended, table.tables, s.contexts, s.decodes, m.heads, table.width};
+            if (s.decodes) decode(rows, pool, how, threads);
+            for (const Run* c = table.runs; c < table.runs + s.num_runs; ++c) {
                 const T* of_chunk = q + c->start * row;
                 prefill(Chunk{of_chunk, attended + c->start * row, c->table, c->length, c->context, m.heads}, pool, how, threads);
             }

@@ -15,6 +15,7 @@ from baton_kernels.cpu.experts import NativeExperts, NativeRouting, PackedExpert
 from baton_kernels.cpu.library import KINDS, pointer
 from baton_kernels.cpu.linear import NativeActivation, PackedWeight
 from baton_kernels.cpu.rows import NativeNorm, takes
+from baton_kernels.kv_layout import KVPlace
 from baton_kernels.norm import Norm
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.routing_rule import Routing
@@ -52,7 +53,7 @@ class _Layer(ctypes.Structure):
         *((name, _POINTER) for name in ("q_norm", "k_norm", "sinks")),
         *((name, _Projection) for name in ("qkv", "o", "gate_up", "down")),
         ("mixture", ctypes.POINTER(_Mixture)),
-        *((name, _COUNT) for name in ("window", "angles")),
+        *((name, _COUNT) for name in ("window", "angles", "table", "index")),
         *((name, _FLOAT) for name in ("head_eps", "head_offset", "softcap", "factor")),
         ("whole_heads", ctypes.c_int),
     )
@@ -75,13 +76,22 @@ class _Run(ctypes.Structure):
     _fields_ = (("start", _COUNT), ("length", _COUNT), ("context", _COUNT), ("table", _POINTER))
 
 
+class NativeTable(ctypes.Structure):
+    """A step's blocks as the layers of one table see them."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("shape", "blocks", "tables", "runs")),
+        ("width", _COUNT),
+    )
+
+
 class NativeStep(ctypes.Structure):
     """The inputs and outputs of the layers in one step."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("pool", "shape", "residual", "delta", "scratch", "angles")),
-        *((name, _POINTER) for name in ("blocks", "offsets", "tables", "contexts", "runs", "seconds")),
-        *((name, _COUNT) for name in ("tokens", "decodes", "width", "num_runs")),
+        *((name, _POINTER) for name in ("pool", "residual", "delta", "scratch", "angles")),
+        *((name, _POINTER) for name in ("tables", "offsets", "contexts", "seconds")),
+        *((name, _COUNT) for name in ("tokens", "decodes", "num_runs")),
     )
 
 
@@ -159,48 +169,82 @@ class LayerStack:
         self._last_rope = max(layer.rope for layer in layers)
         self._mixtures = [_mixture(layer.mlp) for layer in layers]
         self._layers = (_Layer * len(layers))(*map(_layer, layers, self._mixtures))
+        self.lay_out([KVPlace(0, index) for index in range(len(layers))])
         self._stack = _Stack(self._layers, self._hidden, heads, scale)
 
+    def lay_out(self, places: Sequence[KVPlace]) -> None:
+        """Have the layers' KV at these places of the pool. Before, it is in table 0, in the layers' order."""
+        for layer, place in zip(self._layers, places, strict=True):
+            layer.table, layer.index = place.table, place.index
+
     def run(
-        self, count: int, x: Tensor, pool: Tensor, plan: CpuPlan, rotations: Sequence[tuple[Tensor, Tensor]]
+        self,
+        count: int,
+        x: Tensor,
+        views: Sequence[Tensor],
+        plans: Sequence[CpuPlan],
+        rotations: Sequence[tuple[Tensor, Tensor]],
     ) -> Tensor:
         """Runs the first ``count`` layers, at least one. Returns the last one's output for the residual
         stream, without its ``mlp_post`` and ``factor``; the stream, x [T, hidden] in float32, is changed in
         place.
 
+        ``views``: the pool as the blocks of each table; ``plans``: the plan of each table, of the same rows.
         Each rotation is a cos and a sin, [T, 1, head_dim] in float32, as ``baton_kernels.rotary.rotate``
         takes them."""
         if len(rotations) <= self._last_rope:
             raise ValueError(f"rotations are {len(rotations)}; the layers use {self._last_rope + 1}")
-        tokens, batch = len(x), plan.batch
+        tokens, batch = len(x), plans[0].batch
         delta = torch.empty((tokens, self._hidden), dtype=self._dtype)
         scratch = torch.empty(tokens * self._scratch, dtype=self._dtype)
-        tables = [(cos.contiguous(), sin.contiguous()) for cos, sin in rotations]
-        angles = (_Angles * len(tables))(*(_Angles(cos.data_ptr(), sin.data_ptr()) for cos, sin in tables))
-        runs = (_Run * len(batch.chunks))(
-            *(_Run(c.start, c.length, c.context, c.table.data_ptr()) for c in batch.chunks)
-        )
+        angles, kept_angles = _angles(rotations)
+        tables, kept_runs = _tables(plans)
         step = NativeStep(
-            pool=pool.data_ptr(),
-            shape=ctypes.addressof(plan.shape),
+            pool=views[0].data_ptr(),
             residual=x.data_ptr(),
             delta=delta.data_ptr(),
             scratch=scratch.data_ptr(),
             angles=ctypes.addressof(angles),
-            blocks=batch.slot_blocks.data_ptr(),
+            tables=ctypes.addressof(tables),
             offsets=batch.slot_offsets.data_ptr(),
-            tables=plan.tables.data_ptr(),
             contexts=batch.decode_contexts.data_ptr(),
-            runs=ctypes.addressof(runs),
             seconds=None,
             tokens=tokens,
             decodes=batch.num_decode,
-            width=plan.tables.shape[1],
             num_runs=len(batch.chunks),
         )
-        kind = KINDS[self._dtype]
-        plan.kernels.layers(kind, ctypes.addressof(self._stack), count, ctypes.addressof(step), plan.threads)
+        kind, first = KINDS[self._dtype], plans[0]
+        first.kernels.layers(
+            kind, ctypes.addressof(self._stack), count, ctypes.addressof(step), first.threads
+        )
+        del kept_angles, kept_runs
         return delta
+
+
+def _angles(
+    rotations: Sequence[tuple[Tensor, Tensor]],
+) -> tuple[ctypes.Array[_Angles], list[tuple[Tensor, Tensor]]]:
+    """Rotations as the kernels take them, and the memory that this names."""
+    kept = [(cos.contiguous(), sin.contiguous()) for cos, sin in rotations]
+    return (_Angles * len(kept))(*(_Angles(cos.data_ptr(), sin.data_ptr()) for cos, sin in kept)), kept
+
+
+def _tables(
+    plans: Sequence[CpuPlan],
+) -> tuple[ctypes.Array[NativeTable], list[ctypes.Array[_Run]]]:
+    """The plans' tables as the kernels take them, and the memory that this names beside the plans'."""
+    kept: list[ctypes.Array[_Run]] = []
+    tables = (NativeTable * len(plans))()
+    for table, plan in zip(tables, plans, strict=True):
+        chunks = plan.batch.chunks
+        runs = (_Run * len(chunks))(*(_Run(c.start, c.length, c.context, c.table.data_ptr()) for c in chunks))
+        kept.append(runs)
+        table.shape = ctypes.addressof(plan.shape)
+        table.blocks = plan.batch.slot_blocks.data_ptr()
+        table.tables = plan.tables.data_ptr()
+        table.runs = ctypes.addressof(runs)
+        table.width = plan.tables.shape[1]
+    return tables, kept
 
 
 def _check(weights: LayerWeights, heads: int, dtype: torch.dtype) -> None:

@@ -16,7 +16,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.device import enter_device, exact_device
 from baton.models.base import CausalLM
 from baton.models.config import LoadFormat, ModelConfig
-from baton.models.loader import Progress, kv_block_bytes, load_model, new_kv_pool
+from baton.models.loader import Progress, kv_layout, load_model, new_page_pool
 from baton.models.quantization.registry import Quantization
 from baton.parallel.collectives import Alone, GroupCollectives, Parallel, listening_store, store_at
 from baton.parallel.layout import LOOPBACK, Layout
@@ -25,6 +25,7 @@ from baton.parallel.ranks import Nodes, RankError, Ranks, RemoteRanks
 from baton.parallel.shard import Shard
 from baton.process.start_clock import StartClock
 from baton_kernels.cpu.library import native
+from baton_kernels.kv_layout import KVLayout
 
 _LOAD = 1
 """The number of the first question: all ranks are asked to load before anything else."""
@@ -38,15 +39,16 @@ class LoadedRank:
     device: torch.device
     block_size: int
 
+    layout: KVLayout
+    """The layout of the rank's pool."""
+
     @property
     def block_bytes(self) -> int:
-        """The size of a block of the rank's pool, in bytes."""
-        model = self.model
-        return kv_block_bytes(model.config, self.block_size, model.dtype, model.shard)
+        """The size of a page of the rank's pool, in bytes."""
+        return self.layout.page_bytes
 
     def new_pool(self, num_blocks: int) -> Tensor:
-        model = self.model
-        return new_kv_pool(model.config, num_blocks, self.block_size, model.dtype, self.device, model.shard)
+        return new_page_pool(self.layout, num_blocks, self.model.dtype, self.device)
 
     def connect(self, host: str, port: int) -> None:
         """Connects to the other ranks through the leader's store."""
@@ -114,7 +116,9 @@ def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) 
         clock,
         cast(Quantization, part.quantization),
     )
-    return LoadedRank(model, device, part.block_size)
+    layout = kv_layout(model.config, part.block_size, model.dtype, model.shard)
+    model.lay_out(layout)
+    return LoadedRank(model, device, part.block_size, layout)
 
 
 def meet(ranks: Ranks, leader: LoadedRank, host: str) -> list[int]:

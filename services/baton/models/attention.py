@@ -3,49 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.layers import Linear, RMSNorm
+from baton.models.mixer import Mixer
+from baton.models.model_step import Narrow, Step
 from baton.models.quantization.base import Index, QuantizationScheme, Rows, empty_parameter, index_of
 from baton.models.rope import head_order
 from baton.parallel.collectives import Collectives, Parallel
-from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store
+from baton_kernels.attention import paged_attention, rotate_and_store
+from baton_kernels.kv_layout import KVPlace
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.rows import norm_heads, scale_heads, squares_of_heads
 
 
-@dataclass(frozen=True, slots=True)
-class Narrow:
-    """The inputs of a last layer that yields some rows alone."""
-
-    rows: Tensor
-    """[R] int64: the indices of the rows, at least one."""
-    plan: AttentionPlan
-    """The attention plan of these rows."""
-
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of a rotation, both [T, 1, head_dim], the first half of the sines negated: see
-``baton_kernels.rotary.rotate``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The inputs of every layer in one forward pass, besides the activations."""
-
-    pool: Tensor
-    plan: AttentionPlan
-    rotations: Sequence[Rotation]
-    """The rotations of each kind of layer."""
-    query_factors: Tensor | None = None
-    """[T, 1, 1] float32: the factor of each token's queries (``QueryScale``); None: 1."""
-
-
-class Attention(nn.Module):
+class Attention(Mixer):
     """Grouped-query attention over the paged pool, of a rank's heads; the output is the sum over the heads of
     all ranks."""
 
@@ -63,8 +38,10 @@ class Attention(nn.Module):
         super().__init__()
         shard = parallel.shard
         self.collectives: Collectives = parallel.collectives
-        self.layer = layer - shard.layers.start
-        """The layer's index in the pool."""
+        self.number = layer
+        self.kv = config.kept_by("attention", layer, shard.tp_size)
+        self.place = KVPlace(0, layer - shard.layers.start)
+        """Where K and V are: at first, in a pool that has all layers of this rank in each block."""
         self.heads = len(shard.heads)
         self.kv_heads = len(shard.kv_heads)
         self.window = config.windows[layer]
@@ -106,7 +83,8 @@ class Attention(nn.Module):
         cos, sin = step.rotations[self.rotation]
         heads = qkv.view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
         norm = self.norm_before_rotation
-        q = rotate_and_store(step.pool, self.layer, heads, step.plan, cos=cos, sin=sin, norm=norm)
+        view, plan = step.views[self.place.table], step.plans[self.place.table]
+        q = rotate_and_store(view, self.place.index, heads, plan, cos=cos, sin=sin, norm=norm)
         if self.head_norm == "rotated":
             assert self.q_norm is not None and self.k_norm is not None
             q.mul_(self.q_norm.weight.float() * self.k_norm.weight)
@@ -115,12 +93,13 @@ class Attention(nn.Module):
         return q
 
     def forward(self, x: Tensor, step: Step, narrow: Narrow | None) -> Tensor:
-        q, plan = self.store(x, step), step.plan
+        table = self.place.table
+        q, plan = self.store(x, step), step.plans[table]
         if narrow is not None:
-            q, plan = q[narrow.rows], narrow.plan
+            q, plan = q[narrow.rows], narrow.plans[table]
         out = paged_attention(
-            step.pool,
-            self.layer,
+            step.views[table],
+            self.place.index,
             q,
             plan,
             scale=self.scale,

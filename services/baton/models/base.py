@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from baton.models.config import ModelConfig
 from baton.models.quantization.base import Place, QuantizationScheme
 from baton.parallel.collectives import Parallel
+from baton_kernels.kv_layout import KVLayout
 from baton_kernels.paged import PagedBatch
 
 
@@ -53,6 +54,11 @@ class CausalLM(nn.Module):
     def pack(self) -> None:
         """Lay weights out as the kernels of their device read them, once they are filled and before the first
         ``logits``. The memory that ``checkpoint_tensors`` names may be gone afterwards."""
+
+    @abstractmethod
+    def lay_out(self, layout: KVLayout) -> None:
+        """Take pools of this layout from now on: [num_pages, numbers of a page], or, if it is plain, as a
+        pool of a model whose layers all keep the same."""
 
     @abstractmethod
     def checkpoint_tensors(self) -> dict[str, Place]:

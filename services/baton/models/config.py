@@ -14,10 +14,12 @@ from pkgutil import resolve_name
 from typing import Literal, get_args
 
 from baton.models.json_fields import Fields, read_object
+from baton.models.mixer_config import ConvConfig, DeltaConfig, LatentConfig, MambaConfig, MixerKind
 from baton.models.quantization.experts_format import SEPARATE, ExpertNames
 from baton.models.registry import FAMILIES, UNSERVED
 from baton.process.options import ModelError
 from baton_kernels.activation_kind import SILU, Activation
+from baton_kernels.kv_layout import LayerKV, TokenKV
 from baton_kernels.routing_rule import Routing
 from baton_kernels.window import Window
 
@@ -176,6 +178,15 @@ class ModelConfig:
     """Whether the checkpoint has the q, k and v projections as one tensor, ``qkv_proj``."""
     fused_gate_up: bool = False
     """Whether the checkpoint has the MLP's gate and up projections as one tensor, ``gate_up_proj``."""
+    mixers: tuple[tuple[MixerKind, ...], ...] = ()
+    """What each layer mixes tokens by; several at once are added together, and a layer may have none. Empty:
+    every layer has attention."""
+    mlps: tuple[bool, ...] = ()
+    """Whether each layer has an MLP or experts; empty: every one has."""
+    latent: LatentConfig | None = None
+    delta: DeltaConfig | None = None
+    mamba: MambaConfig | None = None
+    conv: ConvConfig | None = None
     ignored: tuple[str, ...] = ()
     """Parts of the names of tensors that are of no use here (an image encoder's, a draft layer's)."""
 
@@ -186,6 +197,40 @@ class ModelConfig:
         rotated = [(rope, window) for rope, window in zip(self.ropes, self.windows, strict=True) if rope]
         whole = [rope for rope, window in rotated if window is None]
         return (whole or [rope for rope, _ in rotated] or [RopeConfig()])[0]
+
+    def mixers_of(self, layer: int) -> tuple[MixerKind, ...]:
+        """What the layer of this index mixes tokens by."""
+        return self.mixers[layer] if self.mixers else ("attention",)
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether the layer of this index has an MLP or experts."""
+        return not self.mlps or self.mlps[layer]
+
+    def kept_by(self, mixer: MixerKind, layer: int, ranks: int = 1) -> LayerKV:
+        """What a mixer of this layer keeps on one of ``ranks`` tensor-parallel ranks."""
+        match mixer:
+            case "attention":
+                heads = max(1, self.num_kv_heads // ranks)
+                return TokenKV(heads, 2, self.head_dim, self.windows[layer])
+            case "latent":
+                assert self.latent is not None
+                return self.latent.kept()
+            case "delta":
+                assert self.delta is not None
+                return self.delta.kept(ranks)
+            case "mamba":
+                assert self.mamba is not None
+                return self.mamba.kept(ranks)
+            case "conv":
+                assert self.conv is not None
+                return self.conv.kept(ranks)
+
+    def kept(self, ranks: int = 1) -> tuple[tuple[LayerKV, ...], ...]:
+        """What each layer keeps on one of ``ranks`` tensor-parallel ranks."""
+        return tuple(
+            tuple(self.kept_by(mixer, layer, ranks) for mixer in self.mixers_of(layer))
+            for layer in range(self.num_layers)
+        )
 
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of this index has experts instead of one MLP."""

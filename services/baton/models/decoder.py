@@ -8,25 +8,29 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from baton.models.attention import Attention, Narrow, Step
+from baton.models.attention import Attention
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig, RopeConfig
 from baton.models.experts import Experts
 from baton.models.layers import MLP, Embedding, Increment, LayerNorm, Linear, RMSNorm, stream_norm
+from baton.models.mixer import Mixer, PlacesItself
+from baton.models.mixers import MIXER_NAMES, new_mixer
+from baton.models.model_step import Narrow, States, Step
 from baton.models.quantization.base import Index, Multiplier, Place, QuantizationScheme
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.layers import LayerStack, LayerWeights
+from baton_kernels.kv_layout import KVLayout, KVPlace, TokenKV
 from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch, WantedRows
 from baton_kernels.rows import add_norm
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then an MLP or experts, with norms in front of them, behind them or both, each added to the
-    residual stream."""
+    """What mixes tokens (attention, mostly), then an MLP or experts, with norms in front of them, behind them
+    or both, each added to the residual stream. A layer may have one of both alone."""
 
     def __init__(
         self,
@@ -45,35 +49,57 @@ class DecoderLayer(nn.Module):
         self.factor = config.residual_scale
         self.is_parallel = places == "beside"
         """Whether attention and MLP read the same."""
-        self.input_layernorm = stream_norm(config, dtype) if before else None
-        self.self_attn = Attention(config, layer, dtype, parallel, scheme, rotation)
-        self.post_self_attn_layernorm = stream_norm(config, dtype) if behind else None
-        between = before and not self.is_parallel
+        kinds, has_mlp = config.mixers_of(layer), config.has_mlp(layer)
+        self.input_layernorm = stream_norm(config, dtype) if before and kinds else None
+        self.mixers: list[Mixer] = []
+        for kind in kinds:
+            mixer = new_mixer(kind, config, layer, dtype, parallel, scheme, rotation)
+            self.add_module(MIXER_NAMES[kind], mixer)
+            self.mixers.append(mixer)
+        self.post_self_attn_layernorm = stream_norm(config, dtype) if behind and kinds else None
+        between = before and not self.is_parallel and has_mlp
         self.post_attention_layernorm = stream_norm(config, dtype) if between else None
         experts = config.has_experts(layer)
-        self.mlp = (Experts if experts else MLP)(config, dtype, parallel, scheme)
-        self.post_mlp_layernorm = stream_norm(config, dtype) if behind else None
+        self.mlp = (Experts if experts else MLP)(config, dtype, parallel, scheme) if has_mlp else None
+        self.post_mlp_layernorm = stream_norm(config, dtype) if behind and has_mlp else None
 
     def forward(
         self, delta: Increment | None, x: Tensor, step: Step, narrow: Narrow | None = None
-    ) -> tuple[Increment, Tensor]:
-        """What this layer's MLP adds to the residual stream, and the stream, x [T, hidden] float32, which
-        this changes; with ``narrow``, [R, hidden] of both. ``delta`` is what the layer before adds; None:
-        nothing."""
-        normed = self._after_adding(delta, x, self.input_layernorm)
-        attended = self.self_attn(normed, step, narrow)
+    ) -> tuple[Increment | None, Tensor]:
+        """What this layer's last part adds to the residual stream, and the stream, x [T, hidden] float32,
+        which this changes; with ``narrow``, [R, hidden] of both. ``delta`` is what the layer before adds;
+        None: nothing."""
+        if self.mixers:
+            normed = self._after_adding(delta, x, self.input_layernorm)
+            mixed = self._mixed(normed, step, narrow)
+            delta = Increment(mixed, _norm(self.post_self_attn_layernorm))
+            if self.mlp is not None and self.is_parallel:
+                normed = normed if narrow is None else normed[narrow.rows]
+                delta = Increment(mixed + self.mlp(normed))
+        elif narrow is not None:
+            after_adding(delta, x, None, torch.float32, self.factor)
+            delta = None
         if narrow is not None:
             x = x[narrow.rows]
-        if self.is_parallel:
-            normed = normed if narrow is None else normed[narrow.rows]
-            return Increment(attended + self.mlp(normed)), x
-        between = Increment(attended, _norm(self.post_self_attn_layernorm))
-        normed = self._after_adding(between, x, self.post_attention_layernorm)
+        if self.mlp is None or self.is_parallel:
+            return delta, x
+        normed = self._after_adding(delta, x, self.post_attention_layernorm)
         return Increment(self.mlp(normed), _norm(self.post_mlp_layernorm)), x
 
+    def _mixed(self, normed: Tensor, step: Step, narrow: Narrow | None) -> Tensor:
+        first, *others = self.mixers
+        mixed: Tensor = first(normed, step, narrow)
+        for mixer in others:
+            mixed = mixed + mixer(normed, step, narrow)
+        return mixed
+
     def store(self, delta: Increment | None, x: Tensor, step: Step) -> None:
-        """The part of ``forward`` that is needed where it yields no row: puts K and V into the pool."""
-        self.self_attn.store(self._after_adding(delta, x, self.input_layernorm), step)
+        """The part of ``forward`` that is needed where it yields no row: leaves in the pool what the layer
+        keeps."""
+        if self.mixers:
+            normed = self._after_adding(delta, x, self.input_layernorm)
+            for mixer in self.mixers:
+                mixer.store(normed, step)
 
     def _after_adding(self, delta: Increment | None, x: Tensor, norm: RMSNorm | LayerNorm | None) -> Tensor:
         return after_adding(delta, x, _norm(norm), self.dtype, self.factor)
@@ -82,7 +108,9 @@ class DecoderLayer(nn.Module):
     def packed(self) -> LayerWeights | None:
         """The packed weights of the layer; None if any of them is not packed, or if the layer is of a kind
         that is computed piece by piece."""
-        attention, mlp = self.self_attn, self.mlp.packed
+        if self.mlp is None or len(self.mixers) != 1 or not isinstance(self.mixers[0], Attention):
+            return None
+        attention, mlp = self.mixers[0], self.mlp.packed
         qkv, o = attention.qkv_proj.packed, attention.o_proj.packed
         if self.is_parallel or attention.adjusts_queries or qkv is None or o is None or mlp is None:
             return None
@@ -101,6 +129,11 @@ class DecoderLayer(nn.Module):
             softcap=attention.softcap,
             rope=attention.rotation,
         )
+
+
+def _place(layer: DecoderLayer) -> KVPlace:
+    [mixer] = layer.mixers
+    return mixer.place
 
 
 def _norm(norm: RMSNorm | LayerNorm | None) -> Norm | None:
@@ -148,6 +181,7 @@ class Decoder(CausalLM):
         """The output head, once it is packed; on the last stage alone."""
         self.stack: LayerStack | None = None
         """The layers as one call, where one rank has all of each layer and a CPU's kernels compute them."""
+        self.layout: KVLayout | None = None
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
         step = self._step(batch, pool)
@@ -159,7 +193,7 @@ class Decoder(CausalLM):
         else:
             shape = len(token_ids), self.config.hidden_size
             x = self.collectives.take_over(torch.empty(shape, dtype=torch.float32, device=token_ids.device))
-        layers = cast(list[DecoderLayer], list(self.layers.values()))
+        layers = self._layers
         if self.norm is None:
             delta, x = self._through(layers, x, step)
             after_adding(delta, x, None, torch.float32, self.config.residual_scale)
@@ -173,38 +207,83 @@ class Decoder(CausalLM):
             if not len(batch.wanted.rows):
                 last.store(delta, x, step)
                 return x[:0].to(self.dtype)
-            delta, x = last(delta, x, step, self._narrow(batch.wanted, batch, pool))
+            delta, x = last(delta, x, step, self._narrow(batch.wanted, batch, step))
         return after_adding(delta, x, self.norm.as_norm, self.dtype, self.config.residual_scale)
+
+    def lay_out(self, layout: KVLayout) -> None:
+        self.layout = layout
+        for layer in self._layers:
+            for mixer in layer.mixers:
+                mixer.place = layout.place_of(mixer.number, mixer.kv)
+        if self.stack is not None:
+            self.stack.lay_out([_place(layer) for layer in self._layers])
+
+    @property
+    def _layers(self) -> list[DecoderLayer]:
+        return cast(list[DecoderLayer], list(self.layers.values()))
 
     def _step(self, batch: PagedBatch, pool: Tensor) -> Step:
         """The inputs that all layers have in common."""
-        plan = AttentionPlan.build(batch, pool, self.windows, len(self.shard.heads))
+        views = self._views(pool)
         rotations = [rope(batch.positions, batch.lengths) for rope in self.ropes]
         scale, factors = self.config.query_scale, None
         if scale is not None:
             periods = ((batch.positions + scale.shift) / scale.period).floor()
             factors = (1 + scale.beta * torch.log1p(periods))[:, None, None]
-        return Step(pool, plan, rotations, factors)
+        return Step(views, self._plans(batch, views), rotations, factors, self._states(batch, pool))
+
+    def _views(self, pool: Tensor) -> tuple[Tensor, ...]:
+        """The pool as the blocks of each table."""
+        if self.layout is None or pool.dim() > 2:
+            return (pool,)
+        tables = range(self.layout.num_tables)
+        return tuple(pool.view(self.layout.view_shape(table, len(pool))) for table in tables)
+
+    def _plans(self, batch: PagedBatch, views: Sequence[Tensor]) -> tuple[AttentionPlan, ...]:
+        heads = len(self.shard.heads)
+        if self.layout is None or len(views) == 1:
+            return (AttentionPlan.build(batch.of_table(0), views[0], self.windows, heads),)
+        plans: list[AttentionPlan] = []
+        for group in self.layout.token_groups:
+            assert isinstance(group.kv, TokenKV)
+            for table in group.tables:
+                plans.append(
+                    AttentionPlan.build(batch.of_table(table), views[table], {group.kv.window}, heads)
+                )
+        return tuple(plans)
+
+    def _states(self, batch: PagedBatch, pool: Tensor) -> States | None:
+        if self.layout is None or self.layout.state is None:
+            return None
+        assert batch.states is not None
+        return States(pool.view(torch.float32), batch.states, self.layout.state)
 
     def _through(
         self, layers: Sequence[DecoderLayer], x: Tensor, step: Step
     ) -> tuple[Increment | None, Tensor]:
         """Runs ``layers``, the first layers of the model. Returns what the last one adds to the residual
         stream, and the stream."""
-        plan = step.plan.step
-        if self.stack is not None and layers and isinstance(plan, CpuPlan):
-            added = self.stack.run(len(layers), x, step.pool, plan, step.rotations)
+        plans = [plan.step for plan in step.plans if isinstance(plan.step, CpuPlan)]
+        if self.stack is not None and layers and len(plans) == len(step.plans):
+            added = self.stack.run(len(layers), x, step.views, plans, step.rotations)
             return Increment(added, _norm(layers[-1].post_mlp_layernorm)), x
         delta: Increment | None = None
         for layer in layers:
             delta, x = layer(delta, x, step)
         return delta, x
 
-    def _narrow(self, wanted: WantedRows, batch: PagedBatch, pool: Tensor) -> Narrow:
-        """The inputs of the whole model's last layer in a step whose ``wanted`` rows alone are needed."""
-        windows = {self.config.windows[-1]}
-        plan = AttentionPlan.build(batch.narrowed(wanted), pool, windows, len(self.shard.heads))
-        return Narrow(wanted.rows, plan)
+    def _narrow(self, wanted: WantedRows, batch: PagedBatch, step: Step) -> Narrow:
+        """The inputs of the whole model's last layer in a step whose ``wanted`` rows alone are needed. Only
+        the plans of the tables that this layer reads are made."""
+        read = {mixer.place.table for mixer in self._layers[-1].mixers if isinstance(mixer.kv, TokenKV)}
+        plans = list(step.plans)
+        for table in read:
+            of_table = batch.of_table(table)
+            assert of_table.wanted is not None
+            narrowed = of_table.narrowed(of_table.wanted)
+            windows = {self.config.windows[-1]}
+            plans[table] = AttentionPlan.build(narrowed, step.views[table], windows, len(self.shard.heads))
+        return Narrow(wanted.rows, plans)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return self._embedded(token_ids).to(self.dtype)
@@ -268,6 +347,9 @@ class Decoder(CausalLM):
             source: tuple[Index, ...] = (slice(None),)
             if isinstance(module, Embedding | RMSNorm | LayerNorm | Attention):
                 source = module.source
+            elif isinstance(module, PlacesItself):
+                places |= {f"{name}.{part}": place for part, place in module.places().items()}
+                continue
             for kind, parameter in module.named_parameters(recurse=False):
                 places[f"{name}.{kind}"] = Place(parameter, source)
         return {self._named(name): place for name, place in places.items()}

@@ -24,6 +24,7 @@ from baton.parallel.shard import Shard
 from baton.process.options import ModelError
 from baton.process.start_clock import StartClock
 from baton_kernels.attention import new_pool
+from baton_kernels.kv_layout import KVLayout, KVLayoutError
 
 Progress = Callable[[int, int], None]
 """A function called with (bytes done, bytes in all) while weights are read; the last call has both equal."""
@@ -103,6 +104,28 @@ def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
     if name not in DTYPES:
         raise ModelError(f"dtype is {name!r}; allowed: auto, {', '.join(DTYPES)}")
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def kv_layout(
+    config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard | None = None
+) -> KVLayout:
+    """The layout of the pool of the model, or of the rank that ``shard`` names. Raises ModelError for groups
+    that cannot share pages."""
+    ranks = 1 if shard is None else shard.tp_size
+    layers = None if shard is None else shard.layers
+    try:
+        return KVLayout.of(config.kept(ranks), block_size, dtype.itemsize, layers)
+    except KVLayoutError as error:
+        raise ModelError(f"block_size {block_size}: {error}") from None
+
+
+def new_page_pool(layout: KVLayout, num_pages: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """A zeroed pool: [num_pages, numbers of a page] or, if the layout is plain, [num_blocks, kv_heads,
+    layers, 2, block_size, head_dim]."""
+    if layout.is_plain:
+        _, heads, layers, _, block_size, dim = layout.view_shape(0, num_pages)
+        return new_pool(num_pages, heads, layers, block_size, dim, dtype=dtype, device=torch.device(device))
+    return torch.zeros((num_pages, layout.page_bytes // dtype.itemsize), dtype=dtype, device=device)
 
 
 def new_kv_pool(

@@ -1,0 +1,43 @@
+"""What layers mix tokens by, one module for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from baton.models.attention import Attention
+from baton.models.config import ModelConfig
+from baton.models.mixer import Mixer
+from baton.models.mixer_config import MixerKind
+from baton.models.quantization.base import QuantizationScheme
+from baton.parallel.collectives import Parallel
+
+MIXER_NAMES: Mapping[MixerKind, str] = MappingProxyType(
+    {
+        "attention": "self_attn",
+        "latent": "self_attn",
+        "delta": "linear_attn",
+        "mamba": "mamba",
+        "conv": "conv",
+    }
+)
+"""The names of mixers in their layer, as most checkpoints spell them."""
+
+
+def new_mixer(
+    kind: MixerKind,
+    config: ModelConfig,
+    layer: int,
+    dtype: torch.dtype,
+    parallel: Parallel,
+    scheme: QuantizationScheme,
+    rotation: int,
+) -> Mixer:
+    """A mixer of one layer. ``rotation``: the index of its rotation among ``Step.rotations``."""
+    match kind:
+        case "attention":
+            return Attention(config, layer, dtype, parallel, scheme, rotation)
+        case "latent" | "delta" | "mamba" | "conv":
+            raise NotImplementedError(kind)

@@ -1,0 +1,55 @@
+"""The inputs that the layers of a model have in common in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from baton_kernels.attention import AttentionPlan
+from baton_kernels.kv_layout import KVGroup
+from baton_kernels.paged import StateRows
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """The inputs of a last layer that yields some rows alone."""
+
+    rows: Tensor
+    """[R] int64: the indices of the rows, at least one."""
+    plans: Sequence[AttentionPlan]
+    """The attention plans of these rows, by table."""
+
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of a rotation, both [T, 1, head_dim], the first half of the sines negated: see
+``baton_kernels.rotary.rotate``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The inputs of every layer in one forward pass, besides the activations."""
+
+    views: Sequence[Tensor]
+    """The pool as the blocks of each table, [blocks, heads, layers, vectors, block_size, dim]."""
+    plans: Sequence[AttentionPlan]
+    """The attention plan of each table."""
+    rotations: Sequence[Rotation]
+    """The rotations of each kind of layer."""
+    query_factors: Tensor | None = None
+    """[T, 1, 1] float32: the factor of each token's queries (``QueryScale``); None: 1."""
+    states: States | None = None
+    """The states that layers keep; None: no layer keeps any."""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The states of a step's sequences."""
+
+    pages: Tensor
+    """[num_pages, numbers] float32: the whole pool."""
+    rows: StateRows
+    group: KVGroup
+    """Where the states lie in the pages: cell ``layer * units + unit``, of ``size`` numbers, is the cell
+    ``% per_page`` of the page that the table ``// per_page`` names, where ``layer`` is ``KVPlace.index``."""
