@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from baton.engine.sampling.logits import LogitRules
 
 
+GONE = -1
+"""The entry of a table whose page was given back."""
+
+
 class SequenceStatus(enum.Enum):
     WAITING = "waiting"
     """The state of a sequence that is not in a step yet, is preempted, or has blocks and no seat."""
@@ -96,7 +100,21 @@ class Sequence:
     resumed_from: int = field(init=False)
     """Number of outputs given at construction."""
     block_ids: array[int] = field(default_factory=lambda: array("q"), init=False)
-    """Blocks bound to the sequence, in token order, each with one reference of the pool. int64."""
+    """Blocks bound to the sequence, in token order, each with one reference of the pool. int64. If blocks lie
+    in several pages, those of table 0; ``GONE`` for pages that no later token sees."""
+    more_tables: tuple[array[int], ...] = field(default=(), init=False)
+    """The tables from table 1 on, as long as ``block_ids``."""
+    gone: dict[int, int] = field(default_factory=dict, init=False)
+    """Leading blocks of a group, by its index, whose pages were given back: no later token sees them."""
+    state_pages: array[int] = field(default_factory=lambda: array("q"), init=False)
+    """Pages of the state behind the scheduled tokens, each with one reference of the pool; none before the
+    first step, or if no layer keeps a state."""
+    keeps_state: bool = field(default=False, init=False)
+    """Whether these pages must not be written to: they are, or will be, found by other sequences."""
+    next_state: array[int] = field(default_factory=lambda: array("q"), init=False)
+    """Pages that the next step writes the state to, if it may not overwrite the present one."""
+    draft_states: list[array[int]] = field(default_factory=list, init=False)
+    """Pages of the states behind each draft that was just verified."""
     num_block_changes: int = field(default=0, init=False)
     """How often a block of the table was replaced or taken, as opposed to added."""
     num_computed: int = field(default=0, init=False)
@@ -244,12 +262,47 @@ class Sequence:
         """A sequence of the same name, without outputs, that names an answer."""
         return self._like(self.request_id, self.params)
 
+    def num_gone(self, group: int) -> int:
+        """Leading blocks of a group, by its index, whose pages were given back."""
+        return self.gone.get(group, 0)
+
+    @property
+    def tables(self) -> tuple[array[int], ...]:
+        """All tables of pages, each with a page of every block."""
+        return (self.block_ids, *self.more_tables)
+
+    def lay_out(self, num_tables: int) -> None:
+        """Takes blocks of ``num_tables`` pages from now on."""
+        if len(self.more_tables) != num_tables - 1:
+            self.more_tables = tuple(array("q") for _ in range(num_tables - 1))
+
+    def share(self, other: Sequence, pool: BlockPool) -> None:
+        """Takes a reference on all pages of another sequence: this one, which has none, goes on from there."""
+        self.lay_out(len(other.tables))
+        for own, table in zip(self.tables, other.tables, strict=True):
+            own.extend(table)
+        self.gone = dict(other.gone)
+        self.state_pages = other.state_pages[:]
+        self.keeps_state = other.keeps_state
+        self.num_computed, self.num_indexed = other.num_computed, other.num_indexed
+        pool.ref(self.held_pages())
+
     def become(self, other: Sequence, pool: BlockPool) -> None:
         """Takes over tokens and blocks of another beam; common blocks stay."""
-        alike = _common(self.block_ids, other.block_ids)
-        pool.ref(other.block_ids[alike:])
-        pool.free(self.block_ids[alike:])
-        self.block_ids[alike:] = other.block_ids[alike:]
+        if self.more_tables or self.gone or self.state_pages:
+            before = self.held_pages()
+            pool.ref(other.held_pages())
+            pool.free(before)
+            for own, table in zip(self.tables, other.tables, strict=True):
+                own[:] = table
+            self.gone = dict(other.gone)
+            self.state_pages, self.keeps_state = other.state_pages[:], other.keeps_state
+            self.next_state = array("q")
+        else:
+            alike = _common(self.block_ids, other.block_ids)
+            pool.ref(other.block_ids[alike:])
+            pool.free(self.block_ids[alike:])
+            self.block_ids[alike:] = other.block_ids[alike:]
         self.num_block_changes += 1
         self.token_ids = other.token_ids[:]
         self.output_ids = other.output_ids[:]
@@ -264,17 +317,51 @@ class Sequence:
         """Takes over one reference on each of ``blocks``, as the next blocks of the sequence."""
         self.block_ids.extend(blocks)
 
-    def unbind(self, kept: int = 0) -> array[int]:
-        """Returns all blocks but the first ``kept``, which are the sequence's no more."""
-        blocks = self.block_ids[kept:]
-        if blocks:
-            del self.block_ids[kept:]
-            self.num_block_changes += 1
-        return blocks
+    def bind_block(self, pages: Ids[int]) -> None:
+        """Takes over one reference on each page of the next block, one for each table, or ``GONE``."""
+        for table, page in zip(self.tables, pages, strict=True):
+            table.append(page)
 
-    def rebind(self, at: int, block: int) -> None:
-        """Puts another block into the table's place ``at``."""
-        self.block_ids[at] = block
+    def unbind(self, kept: int = 0) -> array[int]:
+        """Returns the pages of all blocks but the first ``kept``, which are the sequence's no more."""
+        if not self.more_tables and not self.gone:
+            pages = self.block_ids[kept:]
+            del self.block_ids[kept:]
+        else:
+            pages = self._pages_from(kept)
+            for table in self.tables:
+                del table[kept:]
+            self.gone = {group: min(gone, kept) for group, gone in self.gone.items() if kept}
+        if pages:
+            self.num_block_changes += 1
+        return pages
+
+    def unbind_all(self) -> array[int]:
+        """Returns all pages of the sequence, its states' too, which are its no more."""
+        pages = self.unbind()
+        for states in (self.state_pages, self.next_state, *self.draft_states):
+            pages.extend(states)
+        self.state_pages, self.next_state = array("q"), array("q")
+        self.draft_states.clear()
+        self.keeps_state = False
+        return pages
+
+    def held_pages(self) -> array[int]:
+        """All pages of the sequence, its states' too, the last block's last."""
+        pages = self._pages_from(0)
+        for states in (self.state_pages, self.next_state, *self.draft_states):
+            pages.extend(states)
+        return pages
+
+    def _pages_from(self, first: int) -> array[int]:
+        if not self.more_tables and not self.gone:
+            return self.block_ids[first:]
+        blocks = zip(*(table[first:] for table in self.tables), strict=True)
+        return array("q", (page for block in blocks for page in block if page != GONE))
+
+    def rebind(self, at: int, block: int, table: int = 0) -> None:
+        """Puts another page into a table's place ``at``."""
+        self.tables[table][at] = block
         self.num_block_changes += 1
 
     def extend_hashes(self, block_size: int) -> None:

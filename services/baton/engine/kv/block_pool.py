@@ -1,9 +1,10 @@
-"""The owners of each KV block, the order in which blocks are given away, and the prefix index.
+"""The owners of each page of KV, the order in which pages are given away, and the prefix index.
 
-A block has one content and two lifetimes: sequences *reference* it, and transfers *pin* it. It is allocatable
-only when it has neither. Allocatable blocks stand in one list, in the order in which they will be given away:
-first blocks whose content cannot be found, the latest freed first (which keeps ids adjacent), then blocks of
-the prefix index, the least recently used first.
+In most models a page is a KV block; in others a block lies in several pages (``KVLayout``). A page has one
+content and two lifetimes: sequences *reference* it, and transfers *pin* it. It is allocatable only when it
+has neither. Allocatable pages stand in one list, in the order in which they will be given away: first pages
+whose content cannot be found, the latest freed first (which keeps ids adjacent), then pages of the prefix
+index, the least recently used first.
 """
 
 from __future__ import annotations
@@ -38,17 +39,24 @@ class PoolStats:
 
 
 class BlockPool:
-    """Reference counts, pins, the list of allocatable blocks and the prefix index of ``num_blocks`` blocks.
+    """Reference counts, pins, the list of allocatable blocks and the prefix index of ``num_blocks`` blocks,
+    or pages.
 
     Knows ids only; the bytes are elsewhere. Every operation is O(1) per block. Not locked: the engine's lock
     guards it. Raises :class:`BlockAccountingError` on misuse.
+
+    The index finds what lies in several pages by one digest. As soon as one of them is given away it finds
+    none of them any more.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, on_evict: Callable[[int, bytes], None] | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        on_evict: Callable[[tuple[int, ...], bytes], None] | None = None,
     ) -> None:
-        """``on_evict`` hears of each block that is given away though the index could find it, and under which
-        digest: its content is lost when the new owner writes to it."""
+        """``on_evict`` hears of blocks that are given away though the index could find them, and under which
+        digest: their content is lost when the new owner writes to them."""
         self.num_blocks = num_blocks
         self.journal = PrefixJournal()
         self._on_evict = on_evict
@@ -57,6 +65,8 @@ class BlockPool:
         self._pins = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
+        self._rest: dict[int, tuple[int, ...]] = {}
+        """All pages of what lies in several, by the first."""
         # A circular doubly linked list threaded through two arrays; node ``num_blocks`` is its two ends.
         self._next = [*range(1, num_blocks + 1), 0]
         self._prev = [num_blocks, *range(num_blocks)]
@@ -159,6 +169,11 @@ class BlockPool:
         """The block that the index has for a digest, or None."""
         return self._index.get(digest)
 
+    def pages_of(self, digest: bytes) -> tuple[int, ...] | None:
+        """The pages that the index has for a digest, or None."""
+        first = self._index.get(digest)
+        return None if first is None else self._rest.get(first, (first,))
+
     def digests(self) -> list[bytes]:
         """All digests of the index, in the order in which they entered."""
         return list(self._index)
@@ -190,14 +205,39 @@ class BlockPool:
             self.journal.stored(digest)
         return indexed
 
+    def commit_pages(self, pages: tuple[int, ...], digest: bytes) -> None:
+        """Enters held pages, whose content is complete, into the index under one digest, unless the index has
+        that already: then they stay out of it."""
+        if len(pages) == 1:
+            self.commit(pages[0], digest)
+            return
+        if any(self.allocatable(page) for page in pages):
+            raise BlockAccountingError(f"pages {pages} were committed by someone who does not hold them")
+        if digest in self._index:
+            return
+        if any(self._digests[page] is not None for page in pages):
+            raise BlockAccountingError(f"pages {pages} were committed twice, with different content")
+        self._index[digest] = pages[0]
+        self._rest[pages[0]] = pages
+        for page in pages:
+            self._digests[page] = digest
+        self.journal.stored(digest)
+
     def _forget(self, block: int) -> None:
         digest = self._digests[block]
-        if digest is not None:
-            self._digests[block] = None
-            del self._index[digest]
-            self.journal.removed(digest)
-            if self._on_evict is not None:
-                self._on_evict(block, digest)
+        if digest is None:
+            return
+        first = self._index.pop(digest)
+        pages = self._rest.pop(first, (first,))
+        for page in pages:
+            self._digests[page] = None
+            if page != block and self.allocatable(page):
+                self._unlink(page)
+                self._num_cached -= 1
+                self._link(page)
+        self.journal.removed(digest)
+        if self._on_evict is not None:
+            self._on_evict(pages, digest)
 
     # -- the list of allocatable blocks ------------------------------------------------------------------
 
@@ -210,8 +250,7 @@ class BlockPool:
             raise BlockAccountingError(
                 f"block {block} was taken with {self._refs[block]} references and {self._pins[block]} pins"
             )
-        before, behind = self._prev[block], self._next[block]
-        self._next[before], self._prev[behind] = behind, before
+        self._unlink(block)
         if self._digests[block] is None:
             self._num_free -= 1
         else:
@@ -220,8 +259,14 @@ class BlockPool:
 
     def _give_back(self, block: int) -> None:
         """Links a block into the list if nothing holds it any more."""
-        if not self.allocatable(block):
-            return
+        if self.allocatable(block):
+            self._link(block)
+
+    def _unlink(self, block: int) -> None:
+        before, behind = self._prev[block], self._next[block]
+        self._next[before], self._prev[behind] = behind, before
+
+    def _link(self, block: int) -> None:
         ends = self.num_blocks
         if self._digests[block] is None:
             before, behind = ends, self._next[ends]

@@ -84,7 +84,7 @@ class HostTier:
         self.num_slots = num_slots
         self.break_even = break_even
         self.counters = TierCounters()
-        self._slots: OrderedDict[bytes, int] = OrderedDict()
+        self._slots: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
         self._free = list(range(num_slots - 1, -1, -1))
         self._reading: set[bytes] = set()
         """Digests that were found and are not copied yet: their slots must not be reused."""
@@ -92,28 +92,29 @@ class HostTier:
 
     @property
     def num_used(self) -> int:
-        return len(self._slots)
+        """Slots with content."""
+        return self.num_slots - len(self._free)
 
     def stats(self, copied: CopiedBytes) -> HostTierStats:
         """The tier's figures. ``copied``: the bytes copied, which the owner of the memory counts."""
         return HostTierStats(self.num_used, self.num_slots, self.counters.copy(), copied.copy())
 
-    def find(self, digest: bytes) -> int | None:
-        """The slot with this content, or None."""
+    def find(self, digest: bytes) -> tuple[int, ...] | None:
+        """The slots with this content, one for each of its pages, or None."""
         return self._slots.get(digest)
 
-    def save(self, block: int, digest: bytes) -> None:
-        """Keeps a copy of ``block``, which the pool gives away and in which it had ``digest``."""
+    def save(self, pages: Sequence[int], digest: bytes) -> None:
+        """Keeps a copy of ``pages``, which the pool gives away and in which it had ``digest``."""
         if digest in self._slots:
             self._slots.move_to_end(digest)
             return
-        slot = self._take_slot()
-        if slot is None:
-            self.counters.dropped += 1
+        slots = self._take_slots(len(pages))
+        if slots is None:
+            self.counters.dropped += len(pages)
             return
-        self._slots[digest] = slot
-        self._plan.saves[slot] = block
-        self.counters.saved += 1
+        self._slots[digest] = slots
+        self._plan.saves.update(zip(slots, pages, strict=True))
+        self.counters.saved += len(pages)
 
     def keep(self, digests: Iterable[bytes]) -> None:
         """Protects found blocks from eviction until the plan has been taken: they are about to be
@@ -122,11 +123,10 @@ class HostTier:
             self._slots.move_to_end(digest)
             self._reading.add(digest)
 
-    def restore(self, digests: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Plans to copy the slots kept under ``digests`` into ``blocks``, which are not written to yet."""
-        for digest, block in zip(digests, blocks, strict=True):
-            self._plan.restores[block] = self._slots[digest]
-        self.counters.restored += len(blocks)
+    def restore(self, digest: bytes, pages: Sequence[int]) -> None:
+        """Plans to copy the slots kept under ``digest`` into ``pages``, which are not written to yet."""
+        self._plan.restores.update(zip(pages, self._slots[digest], strict=True))
+        self.counters.restored += len(pages)
 
     def take_plan(self) -> CopyPlan:
         """The copies to make now; from here on, they count as made."""
@@ -134,11 +134,16 @@ class HostTier:
         self._reading.clear()
         return plan
 
-    def _take_slot(self) -> int | None:
-        if self._free:
-            return self._free.pop()
-        oldest = next(iter(self._slots))
-        if oldest in self._reading:  # so is, or was just saved, everything after it
+    def _take_slots(self, count: int) -> tuple[int, ...] | None:
+        """``count`` free slots, for which the least recently used content is given up; None if all of it is
+        about to be read."""
+        if count > self.num_slots:
             return None
-        self.counters.evicted += 1
-        return self._slots.pop(oldest)
+        while len(self._free) < count:
+            oldest = next(iter(self._slots))
+            if oldest in self._reading:  # so is, or was just saved, everything after it
+                return None
+            given_up = self._slots.pop(oldest)
+            self.counters.evicted += len(given_up)
+            self._free += reversed(given_up)
+        return tuple(self._free.pop() for _ in range(count))
