@@ -25,6 +25,7 @@ fits in the pool alone gets to its end.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
@@ -34,8 +35,12 @@ from typing import Annotated, NamedTuple
 
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.host_tier import HostTier
-from baton.engine.sequence import FinishReason, Sequence, SequenceStatus
+from baton.engine.kv.page_counts import PageCounts
+from baton.engine.kv.prefix_cache import GroupHit, Hit, PrefixCache, key_of
+from baton.engine.kv.states import SequenceStates, StateMove
+from baton.engine.sequence import GONE, FinishReason, Sequence, SequenceStatus
 from baton.process.exported import Counters, counter
+from baton_kernels.kv_layout import KVGroup, KVLayout
 
 
 class BeamsDoNotFitError(ValueError):
@@ -90,6 +95,7 @@ class Copy(NamedTuple):
     """The block's index in the table."""
     source: int
     target: int
+    table: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,8 @@ class ScheduledBatch:
     the sequence's tokens."""
     starved: bool = False
     """Whether a sequence got no block or seat, as a step was under way and nothing was taken from others."""
+    moves: tuple[StateMove, ...] = ()
+    """What the step does with each entry's state, if layers keep any."""
 
 
 @dataclass
@@ -138,12 +146,28 @@ class Scheduler:
     blocks.
     """
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool, tier: HostTier | None = None) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        pool: BlockPool,
+        tier: HostTier | None = None,
+        layout: KVLayout | None = None,
+    ) -> None:
+        """``layout``: the groups that the pool's pages are for; None: a page is a block of all layers."""
         self.limits = limits
         self.pool = pool
         self.tier = tier
+        self.layout = layout or KVLayout.of_one(pool.block_size)
+        chunk = limits.prefill_chunk if limits.chunked_prefill else limits.max_model_len
+        self.counts = PageCounts(self.layout, chunk)
+        self.cache = PrefixCache(self.layout, pool, tier, self.counts)
+        self.states = SequenceStates(pool, self.layout.state_pages, len(self.layout.groups) - 1)
+        self._tables = self.layout.num_tables
+        self._windows = tuple(
+            (number, group) for number, group in enumerate(self.layout.groups) if group.kind == "window"
+        )
         self.reserved_blocks = 0
-        """Blocks promised to handoffs and not bound yet. No waiting sequence is started in them; running
+        """Pages promised to handoffs and not bound yet. No waiting sequence is started in them; running
         sequences may grow into them, and the handoff then waits for its pages."""
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -154,6 +178,9 @@ class Scheduler:
         waits for."""
         self.held: set[Sequence] = set()
         self.counters = SchedulerCounters()
+        self._pool_tokens = self.counts.most_tokens(pool.num_blocks, limits.max_model_len)
+        """The tokens of the longest sequence that the pool holds."""
+        self._pages_are = f"blocks of {pool.block_size}" if self.layout.is_plain else "pages"
         self._arrivals = 0
         self._waiting_tokens = 0
         self._copies: list[Copy] = []
@@ -186,7 +213,8 @@ class Scheduler:
         """Takes a sequence whose blocks hold the KV of all its tokens but the last (an output). Its full
         blocks enter the prefix index now. ValueError as for :meth:`add`, or if the blocks do not match."""
         bound = self._blocks_for(seq.num_tokens - 1)
-        if len(seq.block_ids) != bound or not seq.output_ids:
+        lengths = {len(table) for table in seq.tables}
+        if lengths != {bound} or len(seq.tables) != self._tables or not seq.output_ids:
             raise ValueError(
                 f"request {seq.request_id}: {len(seq.block_ids)} blocks and {seq.num_outputs} outputs "
                 f"with {seq.num_tokens} tokens; expected {bound} blocks and at least 1 output"
@@ -205,9 +233,7 @@ class Scheduler:
         has its place already, right behind its parent. Without a free seat it waits as if it had been
         preempted; with one, the next step sees whether a sequence in ``joining`` goes before it."""
         if len(self.running) < self.limits.max_num_seqs:
-            self.pool.ref(parent.block_ids)
-            child.bind(parent.block_ids)
-            child.num_computed, child.num_indexed = parent.num_computed, parent.num_indexed
+            child.share(parent, self.pool)
             self._seat(child)
         else:
             self._enqueue(child)
@@ -235,13 +261,29 @@ class Scheduler:
 
     def _free_unused(self, seq: Sequence) -> None:
         if not seq.steps_under_way:
-            self.pool.free(seq.unbind())
+            self.pool.free(seq.unbind_all())
 
     def advance(self, seq: Sequence, num_new: int) -> None:
         """Records that ``num_new`` more tokens of ``seq`` are computed; the blocks they fill become
         findable."""
         seq.num_computed += num_new
         self._index_full_blocks(seq)
+        if self._windows:
+            self._free_unseen(seq)
+
+    def _free_unseen(self, seq: Sequence) -> None:
+        """Gives back the pages that no token to come sees. Steps under way see what is behind the computed
+        tokens only."""
+        for number, group in self._windows:
+            gone, first = seq.num_gone(number), self.counts.first_seen(group, seq.num_computed)
+            if first <= gone:
+                continue
+            seq.gone[number] = first
+            for index in range(gone, min(first, len(seq.block_ids))):
+                pages = [seq.tables[table][index] for table in group.tables]
+                for table in group.tables:
+                    seq.tables[table][index] = GONE
+                self.pool.free(pages)
 
     @property
     def drafting(self) -> list[Sequence]:
@@ -258,6 +300,7 @@ class Scheduler:
     def accept_drafts(self, seq: Sequence, num_accepted: int) -> None:
         """Records that ``num_accepted`` drafts, which are outputs now, are computed besides what ``advance``
         recorded; blocks of the rejected drafts go back."""
+        self.states.accept(seq, num_accepted)
         self.advance(seq, num_accepted)
         bound = self._blocks_for(seq.num_computed)
         self.pool.free(seq.unbind(bound))
@@ -282,14 +325,26 @@ class Scheduler:
                 ended.append(seq)
         if batch.copies:
             self._end_copies(batch.copies, copied)
+        for move in batch.moves:
+            (self.states.land if copied else self.states.undo)(move)
         for seq in ended:
             self._free_unused(seq)
+        if batch.moves and not copied:
+            self._begin_anew(batch)
+
+    def _begin_anew(self, batch: ScheduledBatch) -> None:
+        """Sends sequences of a step that failed back to wait: it may have written to their states."""
+        for move in batch.moves:
+            seq = move.sequence
+            if seq.status is SequenceStatus.RUNNING and not seq.steps_under_way:
+                self._remove(self.running, seq)
+                self._preempt(seq)
 
     def _end_copies(self, copies: Items[Copy], copied: bool) -> None:
         self._copies = [copy for copy in self._copies if copy not in copies]
         for copy in copies:
             if not copied:
-                copy.sequence.rebind(copy.at, copy.source)
+                copy.sequence.rebind(copy.at, copy.source, copy.table)
             self.pool.free([copy.source if copied else copy.target])
         self.counters.copied_blocks += len(copies) if copied else 0
 
@@ -310,12 +365,29 @@ class Scheduler:
         self.reserved_blocks += blocks
         return True
 
-    def match_prefix(self, seq: Sequence) -> list[int]:
-        """Cached blocks of a sequence that is to arrive by handoff, each with a reference for the caller."""
+    def find_arriving(self, seq: Sequence) -> list[dict[int, tuple[int, ...]]]:
+        """The cached pages of a sequence that is to arrive by handoff, by group and block, each with a
+        reference for the caller: of what all tokens to come see, leading blocks of each group."""
+        found: list[dict[int, tuple[int, ...]]] = [{} for _ in self.layout.groups]
         if not self.limits.shares(seq):
-            return []
+            return found
         seq.extend_hashes(self.pool.block_size)
-        return self._restore(self._find(seq.hashes), seq.hashes)
+        if self.tier is not None and self.layout.is_plain:
+            hit = self.cache.restore(self.cache.find(seq.hashes), seq.hashes)
+            for of_group in hit.groups:
+                found[0].update(
+                    (of_group.first + at, pages) for at, pages in enumerate(of_group.pages) if pages
+                )
+            return found
+        for number, group in enumerate(self.layout.groups):
+            first = 0 if group is self.layout.state else self.counts.first_seen(group, seq.num_tokens)
+            for block in range(first, len(seq.hashes)) if group is not self.layout.state else ():
+                pages = self.pool.pages_of(key_of(seq.hashes[block], number))
+                if pages is None:
+                    break
+                self.pool.ref(pages)
+                found[number][block] = pages
+        return found
 
     # -- one step ----------------------------------------------------------------------------------------
 
@@ -358,7 +430,21 @@ class Scheduler:
             chooses = start + num_new >= len(seq.token_ids) + seq.num_pending
             (singles if num_new == 1 else chunks).append(Scheduled(seq, num_new, start, chooses))
         copies = tuple(self._copies[copied_before:])
-        return ScheduledBatch((*singles, *chunks), len(singles), copies, kept, self._starved)
+        items = (*singles, *chunks)
+        moves = self._moves(items, kept) if self.states.pages else ()
+        return ScheduledBatch(items, len(singles), copies, kept, self._starved, moves)
+
+    def _moves(self, items: Items[Scheduled], drafts: Mapping[Sequence, Items[int]]) -> tuple[StateMove, ...]:
+        return tuple(
+            self.states.move(
+                seq,
+                start,
+                num_new,
+                len(drafts.get(seq, ())),
+                self._spare_blocks if self.limits.shares(seq) else None,
+            )
+            for seq, num_new, start, _ in items
+        )
 
     @staticmethod
     def _waits(seq: Sequence) -> bool:
@@ -387,13 +473,13 @@ class Scheduler:
             self._seat(self.joining.pop(0))
 
     def _plan_decodes(self, decodes: list[Sequence], plan: dict[Sequence, int]) -> None:
-        refs, size = self.pool.refs, self.pool.block_size
+        refs, size, stateless = self.pool.refs, self.pool.block_size, not self.states.pages
         for seq in decodes:
             if seq.status is not SequenceStatus.RUNNING:
                 continue
             index = (seq.num_computed + seq.num_under_way) // size
             has_room = index < len(seq.block_ids) and refs(seq.block_ids[index]) == 1
-            if has_room or self._bind(seq, 1, plan):
+            if (has_room and (stateless or self.states.ready(seq))) or self._bind(seq, 1, plan):
                 plan[seq] = 1
 
     def _prompt_budget(self, decoding: int) -> int:
@@ -456,10 +542,13 @@ class Scheduler:
             bound = len(seq.block_ids)
             room = bound * self.pool.block_size - seq.num_tokens
             want = min(len(tokens), budget)
+            if self.states.pages:
+                want = min(want, max(0, spare) // self.states.pages)
+                spare -= want * self.states.pages
             if want > room:
-                missing = min(self._blocks_for(want - room), max(0, spare))
-                seq.bind(self.pool.allocate(missing, after=seq.block_ids[-1]) or ())
-                spare -= len(seq.block_ids) - bound
+                missing = min(self._blocks_for(want - room), max(0, spare) // self._tables)
+                self._add_blocks(seq, missing)
+                spare -= (len(seq.block_ids) - bound) * self._tables
                 want = min(want, len(seq.block_ids) * self.pool.block_size - seq.num_tokens)
             if want > 0:
                 kept[seq] = tokens[:want]
@@ -471,32 +560,49 @@ class Scheduler:
         """Moves the first waiting sequence to a seat if the pool has room for all its tokens, with whatever
         prefix is cached. Returns the tokens it computes in this step, 0 if it stays."""
         pool = self.pool
-        total = self._blocks_for(seq.num_tokens)
+        total = self.counts.of(seq.num_tokens)
         hashes: list[bytes] = []
         if self.limits.shares(seq):
             seq.extend_hashes(pool.block_size)
             hashes = seq.hashes[: seq.num_reusable // pool.block_size]
-        if total - len(hashes) > self._spare_blocks() and not seq.mates:
+        if total - len(hashes) * self._tables > self._spare_blocks() and not seq.mates:
             return 0
-        found = self._of_mates(seq) or self._find(hashes)
-        in_pool = [block for block in found if block is not None]
-        num_cached = len(found) * pool.block_size
+        hit = self._of_mates(seq) or self.cache.find(hashes)
+        num_cached = hit.num_blocks * pool.block_size
         want = self._chunk(seq.num_tokens - num_cached, budget, first)
-        if want == 0 or total - len(in_pool) > self._spare_blocks():
-            pool.free(in_pool)
+        in_pool = len(hit.held)
+        # A state that others find must not be written to: another one is needed.
+        more = self.states.pages if hit.num_blocks else 0
+        if want == 0 or total - in_pool + more > self._spare_blocks():
+            self.cache.drop(hit)
             return 0
-        cached = self._restore(found, hashes)
-        self.counters.swapped_in += seq.preemptions > 0 and len(in_pool) < len(cached)
+        hit = self.cache.restore(hit, hashes)
+        self.counters.swapped_in += seq.preemptions > 0 and in_pool < len(hit.held)
         self._dequeue(seq)
         self._seat(seq)
-        seq.bind(cached)
-        seq.num_computed = num_cached
-        seq.num_indexed = len(cached)
+        self._take_hit(seq, hit)
         if seq.preemptions == 0 and self.limits.prefix_caching:
-            seq.num_cached = num_cached
+            seq.num_cached = seq.num_computed
             self.counters.prefix_queried_tokens += seq.num_tokens
-            self.counters.prefix_hit_tokens += num_cached
+            self.counters.prefix_hit_tokens += seq.num_computed
         return self._grow(seq, want)
+
+    def _take_hit(self, seq: Sequence, hit: Hit) -> None:
+        """Binds what the cache has to a sequence without pages, which goes on behind it."""
+        seq.lay_out(self._tables)
+        for number, (group, found) in enumerate(zip(self.layout.groups, hit.groups, strict=False)):
+            if group is self.layout.state:
+                [state] = found.pages
+                assert state is not None
+                seq.state_pages, seq.keeps_state = array("q", state), True
+                continue
+            for at, table in enumerate(group.tables):
+                seq.tables[table].extend([GONE] * found.first)
+                seq.tables[table].extend(pages[at] for pages in found.pages if pages is not None)
+            if found.first:
+                seq.gone[number] = found.first
+        seq.num_computed = hit.num_blocks * self.pool.block_size
+        seq.num_indexed = hit.num_blocks
 
     def _chunk(self, uncomputed: int, budget: int, first: bool) -> int:
         """How many of a sequence's ``uncomputed`` tokens it may compute in this step. An unchunked prompt
@@ -526,69 +632,59 @@ class Scheduler:
                 return 0
             self._preempt(victim)
 
-    def _find(self, hashes: list[bytes]) -> list[int | None]:
-        """The blocks of the longest cached prefix, with a reference taken on each; None for blocks that are
-        to be copied from the host tier, if that is cheaper than to compute them."""
-        tier = self.tier
-        if tier is None:
-            return list(self.pool.match_prefix(hashes))
-        found: list[int | None] = []
-        for digest in hashes:
-            block = self.pool.find(digest)
-            if block is None and tier.find(digest) is None:
-                break
-            found.append(block)
-        if None in found and not tier.break_even.copying_pays(found.count(None)):
-            found = found[: found.index(None)]
-        self.pool.ref(block for block in found if block is not None)
-        return found
-
-    def _of_mates(self, seq: Sequence) -> list[int | None]:
+    def _of_mates(self, seq: Sequence) -> Hit | None:
         """The blocks of the longest prefix that a mate of a beam that comes back has computed, with a
-        reference taken on each. None of them is None, as in :meth:`_find` without a host tier."""
-        longest: list[int | None] = []
+        reference taken on each; None if there are none. Of states there is only the last one."""
+        if self.states.pages:
+            return None
+        longest, found = 0, None
         for mate in seq.mates:
-            alike = min(seq.num_common(mate), mate.num_computed, seq.num_tokens - 1)
-            if mate is not seq and alike // self.pool.block_size > len(longest):
-                longest = list(mate.block_ids[: alike // self.pool.block_size])
-        self.pool.ref(block for block in longest if block is not None)
-        return longest
+            alike = min(seq.num_common(mate), mate.num_computed, seq.num_tokens - 1) // self.pool.block_size
+            if mate is not seq and alike > longest and self._shows(mate, alike):
+                longest, found = alike, mate
+        if found is None:
+            return None
+        groups = [self._shown(found, group, longest) for group in self.layout.groups]
+        hit = Hit(longest, tuple(groups))
+        self.pool.ref(hit.held)
+        return hit
 
-    def _restore(self, found: list[int | None], hashes: list[bytes]) -> list[int]:
-        """The blocks of ``found``, with new blocks for those from the host tier: these are allocated, and in
-        the index, and get their content when the tier's plan is carried out. Without room for them, only the
-        blocks before the first of them."""
-        digests = [digest for digest, block in zip(hashes, found, strict=False) if block is None]
-        if self.tier is None or not digests:
-            return [block for block in found if block is not None]
-        self.tier.keep(digests)
-        blocks = self.pool.allocate(len(digests))
-        if blocks is None:
-            first = found.index(None)
-            self.pool.free([block for block in found[first:] if block is not None])
-            return [block for block in found[:first] if block is not None]
-        for block, digest in zip(blocks, digests, strict=True):
-            self.pool.commit(block, digest)
-        self.tier.restore(digests, blocks)
-        fresh = iter(blocks)
-        return [next(fresh) if block is None else block for block in found]
+    def _shows(self, seq: Sequence, blocks: int) -> bool:
+        """Whether a sequence still has all of its first ``blocks`` blocks that a token behind them sees."""
+        tokens = blocks * self.pool.block_size
+        return all(
+            seq.num_gone(number) <= self.counts.first_seen(group, tokens) for number, group in self._windows
+        )
+
+    def _shown(self, seq: Sequence, group: KVGroup, blocks: int) -> GroupHit:
+        first = self.counts.first_seen(group, blocks * self.pool.block_size)
+        tables = [seq.tables[table][first:blocks] for table in group.tables]
+        return GroupHit(first, list(zip(*tables, strict=True)))
 
     def _grow(self, seq: Sequence, want: int) -> int:
         """Binds as many as the pool has of the blocks for ``want`` more tokens; all or nothing when
         unchunked."""
-        if not self._own_tail(seq):
+        if not self.states.ready(seq) or not self._own_tail(seq):
             return 0
         room = len(seq.block_ids) * self.pool.block_size - seq.num_scheduled
         if want > room:
             missing = self._blocks_for(want - room)
             if self.limits.chunked_prefill:
-                missing = min(missing, self.pool.num_allocatable)
-            blocks = self.pool.allocate(missing, after=seq.block_ids[-1] if seq.block_ids else None)
-            if blocks is None:
+                missing = min(missing, self.pool.num_allocatable // self._tables)
+            if not self._add_blocks(seq, missing):
                 return 0
-            seq.bind(blocks)
-            room += len(blocks) * self.pool.block_size
+            room += missing * self.pool.block_size
         return min(want, room)
+
+    def _add_blocks(self, seq: Sequence, count: int) -> bool:
+        """Binds ``count`` more blocks, all or none; False if the pool has too few pages."""
+        if count * self._tables > self.pool.num_allocatable:
+            return False
+        seq.lay_out(self._tables)
+        for table in seq.tables:
+            after = table[-1] if table and table[-1] != GONE else None
+            table.extend(self.pool.allocate(count, after=after) or ())
+        return True
 
     def _own_tail(self, seq: Sequence) -> bool:
         """Sees that no other sequence refers to the block that the next token goes into; False if the pool
@@ -596,12 +692,13 @@ class Scheduler:
         index = seq.num_scheduled // self.pool.block_size
         if index >= len(seq.block_ids) or not self._shared(seq.block_ids[index]):
             return True
-        source = seq.block_ids[index]
-        target = self.pool.allocate(1)
-        if target is None:
+        targets = self.pool.allocate(self._tables)
+        if targets is None:
             return False
-        seq.rebind(index, target[0])
-        self._copies.append(Copy(seq, index, source, target[0]))
+        for table, target in enumerate(targets):
+            source = seq.tables[table][index]
+            seq.rebind(index, target, table)
+            self._copies.append(Copy(seq, index, source, target, table))
         return True
 
     def _shared(self, block: int) -> bool:
@@ -613,15 +710,31 @@ class Scheduler:
         their blocks, and decoding sequences one to grow. A sequence that started in these would soon be
         preempted."""
         taken = self.reserved_blocks
-        for seq in (*self.running, *self.joining):
-            tokens = seq.num_tokens + seq.num_pending
-            taken += self._blocks_for(tokens) - len(seq.block_ids) + (not seq.hold_after_prefill)
+        if self.layout.is_plain:
+            for seq in (*self.running, *self.joining):
+                tokens = seq.num_tokens + seq.num_pending
+                taken += self._blocks_for(tokens) - len(seq.block_ids) + (not seq.hold_after_prefill)
+        else:
+            for seq in (*self.running, *self.joining):
+                taken += self._missing_pages(seq)
         return self.pool.num_allocatable - taken
+
+    def _missing_pages(self, seq: Sequence) -> int:
+        """The pages that a sequence is about to need, besides those that it has."""
+        growth = 0 if seq.hold_after_prefill else self._tables
+        if self.states.pages and seq.keeps_state and not seq.next_state:
+            growth += self.states.pages
+        total = self.counts.of(seq.num_tokens + seq.num_pending)
+        return max(0, total - self._held_pages(seq)) + growth
+
+    def _held_pages(self, seq: Sequence) -> int:
+        held = len(seq.block_ids) * self._tables + (self.states.pages if seq.state_pages else 0)
+        return held - sum(seq.num_gone(number) * len(group.tables) for number, group in self._windows)
 
     def _preempt(self, seq: Sequence) -> None:
         """Sends a sequence, already taken off its queue, back to wait without blocks."""
         self._drop_copies(seq)
-        self.pool.free(seq.unbind())
+        self.pool.free(seq.unbind_all())
         seq.num_computed = seq.num_indexed = 0
         seq.preemptions += 1
         self.counters.preemptions += 1
@@ -643,8 +756,17 @@ class Scheduler:
         full = min(full, seq.num_tokens // self.pool.block_size)
         seq.extend_hashes(self.pool.block_size)
         for i in range(seq.num_indexed, full):
-            self.pool.commit(seq.block_ids[i], seq.hashes[i])
+            if self.layout.is_plain:
+                self.pool.commit(seq.block_ids[i], seq.hashes[i])
+            else:
+                self._index_block(seq, i)
         seq.num_indexed = full
+
+    def _index_block(self, seq: Sequence, block: int) -> None:
+        for number, group in enumerate(self.layout.token_groups):
+            pages = tuple(seq.tables[table][block] for table in group.tables)
+            if pages[0] != GONE:
+                self.pool.commit_pages(pages, key_of(seq.hashes[block], number))
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.pool.block_size)
@@ -654,7 +776,7 @@ class Scheduler:
     def check(self, seq: Sequence) -> None:
         """Checks a sequence. ValueError, naming the numbers, if it could never produce a token here."""
         name = f"request {seq.request_id}"
-        pool_tokens = self.pool.num_blocks * self.pool.block_size
+        pool_tokens = self._pool_tokens
         if not seq.prompt_ids:
             raise ValueError(f"{name}: the prompt is empty")
         if seq.num_outputs >= seq.params.max_tokens:
@@ -674,7 +796,7 @@ class Scheduler:
         if seq.num_tokens + 1 > pool_tokens:
             raise ValueError(
                 f"{name}: {seq.num_tokens} tokens and one more exceed the KV cache of {pool_tokens} tokens "
-                f"({self.pool.num_blocks} blocks of {self.pool.block_size})"
+                f"({self.pool.num_blocks} {self._pages_are})"
             )
         if seq.params.beam_search is not None:
             self._check_beams(seq, seq.params.beam_search.width)
@@ -689,8 +811,11 @@ class Scheduler:
                 f"{self.limits.max_num_seqs} sequences at once"
             )
         longest = min(seq.num_prompt + seq.params.max_tokens, self.limits.max_model_len)
-        shared = seq.num_prompt // self.pool.block_size
-        needed = shared + width * (self._blocks_for(longest) - shared + 1)
+        if self.layout.is_plain:
+            shared = seq.num_prompt // self.pool.block_size
+            needed = shared + width * (self._blocks_for(longest) - shared + 1)
+        else:
+            needed = width * (self.counts.of(longest) + self._tables + self.states.pages)
         if needed > self.pool.num_blocks:
             raise BeamsDoNotFitError(
                 f"a beam search of {width} beams with up to {longest} tokens each does not fit: it needs "
@@ -702,7 +827,8 @@ class Scheduler:
         """Checks a new sequence against the limits, and gives it its place in the order. ValueError as for
         :meth:`check`. It is to be queued, or to join, next."""
         self.check(seq)
-        pool_tokens = self.pool.num_blocks * self.pool.block_size
+        pool_tokens = self._pool_tokens
+        seq.lay_out(self._tables)
         wanted = seq.num_prompt + seq.params.max_tokens
         seq.max_len = min(wanted, self.limits.max_model_len, pool_tokens)
         seq.arrival = self._arrivals
@@ -722,12 +848,9 @@ class Scheduler:
 
     def _cached_tokens(self, seq: Sequence) -> int:
         """Leading tokens that the prefix cache has at this moment."""
-        count = 0
-        for digest in seq.hashes[: seq.num_reusable // self.pool.block_size]:
-            if self.pool.find(digest) is None and (self.tier is None or self.tier.find(digest) is None):
-                break
-            count += 1
-        return count * self.pool.block_size
+        return (
+            self.cache.longest(seq.hashes[: seq.num_reusable // self.pool.block_size]) * self.pool.block_size
+        )
 
     def _seat(self, seq: Sequence) -> None:
         seq.status = SequenceStatus.RUNNING

@@ -277,7 +277,7 @@ class Sequence:
             self.more_tables = tuple(array("q") for _ in range(num_tables - 1))
 
     def share(self, other: Sequence, pool: BlockPool) -> None:
-        """Takes a reference on all pages of another sequence: this one, which has none, goes on from there."""
+        """Takes a reference on all pages of another sequence; this one has none, and goes on from there."""
         self.lay_out(len(other.tables))
         for own, table in zip(self.tables, other.tables, strict=True):
             own.extend(table)
@@ -285,14 +285,13 @@ class Sequence:
         self.state_pages = other.state_pages[:]
         self.keeps_state = other.keeps_state
         self.num_computed, self.num_indexed = other.num_computed, other.num_indexed
-        pool.ref(self.held_pages())
+        pool.ref(self.shared_pages())
 
     def become(self, other: Sequence, pool: BlockPool) -> None:
         """Takes over tokens and blocks of another beam; common blocks stay."""
         if self.more_tables or self.gone or self.state_pages:
-            before = self.held_pages()
-            pool.ref(other.held_pages())
-            pool.free(before)
+            pool.ref(other.shared_pages())
+            pool.free(self.held_pages())
             for own, table in zip(self.tables, other.tables, strict=True):
                 own[:] = table
             self.gone = dict(other.gone)
@@ -351,6 +350,12 @@ class Sequence:
         pages = self._pages_from(0)
         for states in (self.state_pages, self.next_state, *self.draft_states):
             pages.extend(states)
+        return pages
+
+    def shared_pages(self) -> array[int]:
+        """All pages of what is computed: of the blocks, and of the state behind them."""
+        pages = self._pages_from(0)
+        pages.extend(self.state_pages)
         return pages
 
     def _pages_from(self, first: int) -> array[int]:
