@@ -120,7 +120,8 @@ class TestEngine:
         pool.free(taken)
         pool.free(kept)
         pool.free(tail)
-        assert [block is None for block in scheduler._find(seq.hashes[:8])] == [
+        [found] = scheduler.cache.find(seq.hashes[:8]).groups
+        assert [pages is None for pages in found.pages] == [
             *2 * [False],
             *3 * [True],
             *3 * [False],
@@ -150,20 +151,20 @@ class TestTier:
     def test_the_least_recently_used_goes_first(self) -> None:
         tier = HostTier(2, AlwaysCopy(4))
         for block, name in enumerate((b"a", b"b", b"a", b"c")):
-            tier.save(block, name)
+            tier.save((block,), name)
         assert [tier.find(name) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
         assert tier.counters.evicted == 1
 
     def test_what_is_to_be_read_is_not_overwritten(self) -> None:
         tier = HostTier(1, AlwaysCopy(4))
-        tier.save(0, b"a")
+        tier.save((0,), b"a")
         tier.take_plan()
         tier.keep([b"a"])
-        tier.save(1, b"b")
-        tier.restore([b"a"], [5])
+        tier.save((1,), b"b")
+        tier.restore(b"a", [5])
         assert tier.take_plan() == CopyPlan({}, {5: 0})
         assert tier.counters.dropped == 1
-        tier.save(1, b"b")
+        tier.save((1,), b"b")
         assert tier.take_plan() == CopyPlan({0: 1}, {})
 
     def test_copies_are_made_in_order_and_in_runs(self) -> None:

@@ -16,6 +16,7 @@ from baton.core.sampling_params import ResolvedSampling
 from baton.engine.beam_group import AnswerToken, BeamGroup
 from baton.engine.checks import RequestChecks
 from baton.engine.execution import Launcher, PendingStep, Runner, Sampled, StepResult
+from baton.engine.kv.arriving import Arriving
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.break_even import BreakEven
 from baton.engine.kv.host_tier import HostTier, HostTierStats
@@ -33,6 +34,7 @@ from baton.parallel.ranks import ONE_NODE, Nodes
 from baton.process.start_clock import StartClock
 from baton.speculation.stats import NO_DRAFTS
 from baton.text.tokenizer import Tokenizer
+from baton_kernels.kv_layout import KVLayout
 
 if TYPE_CHECKING:
     from baton.engine.config import EngineConfig
@@ -199,7 +201,7 @@ class Engine:
                     built.block_bytes,
                 )
         pool = BlockPool(built.num_blocks, config.sizes.block_size, tier.save if tier else None)
-        scheduler = Scheduler(limits, pool, tier)
+        scheduler = Scheduler(limits, pool, tier, built.layout)
         eos = frozenset(built.model_config.eos_token_ids)
         vocab_size = built.model_config.vocab_size
 
@@ -223,6 +225,11 @@ class Engine:
             self.runner.ranks.close()
 
     # -- requests ----------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> KVLayout:
+        """The groups of the model's layers, and their pages."""
+        return self.scheduler.layout
 
     @property
     def pool(self) -> BlockPool:
@@ -270,23 +277,23 @@ class Engine:
             self._replace_attempt(seq)
         self._await_grammar(seq, grammar)
 
-    def admit_forked(self, answers: list[Sequence], blocks: Collection[int]) -> dict[Sequence, str]:
+    def admit_forked(self, answers: list[Sequence], arrived: Arriving) -> dict[Sequence, str]:
         """Joins the answers of one request that arrived by handoff, as :meth:`admit_computed` does, and takes
-        over one reference on each of ``blocks``, which they share. Answers that ended with their first token
+        over one reference on each of the pages, which they share. Answers that ended with their first token
         are left out. Returns the reason for each sequence that could not join."""
         refused: dict[Sequence, str] = {}
         with self.lock:
             for seq in answers:
                 if stops(seq, self.eos_token_ids):
                     continue
-                self.pool.ref(blocks)
-                seq.bind(blocks)
+                self.pool.ref(arrived.pages)
+                seq.arrive(arrived)
                 try:
                     self.admit_computed(seq)
                 except ValueError as error:
                     self._discard(seq, None)
                     refused[seq] = str(error)
-            self.pool.free(array("q", blocks))
+            self.pool.free(arrived.pages)
         return refused
 
     def cancel(self, request_id: str, attempt: int) -> bool:
@@ -340,11 +347,24 @@ class Engine:
 
     # -- handoffs that are to arrive ---------------------------------------------------------------------
 
-    def reserve(self, blocks: int, turn: float = 0.0) -> bool:
-        """Promises ``blocks`` blocks to a handoff with this ``turn``; False if the sequences here need them
-        or a sequence waits whose turn is not later."""
+    def reserve(self, num_tokens: int, turn: float = 0.0) -> bool:
+        """Promises room for the KV of ``num_tokens`` tokens to a handoff with this ``turn``; False if the
+        sequences here need it or a sequence waits whose turn is not later."""
         with self.lock:
-            return self.scheduler.reserve(blocks, turn)
+            return self.scheduler.reserve(self.scheduler.counts.computed(num_tokens), turn)
+
+    def bind_arriving(self, seq: Sequence) -> Arriving | None:
+        """See ``Scheduler.bind_arriving``. Makes the copies that are due first: nothing may be received into
+        blocks before they are made."""
+        with self.lock:
+            arriving = self.scheduler.bind_arriving(seq)
+            self.copy_blocks()
+            return arriving
+
+    def free_pages(self, pages: Collection[int]) -> None:
+        """Drops a reference of each of these pages."""
+        with self.lock:
+            self.pool.free(array("q", pages))
 
     def copy_blocks(self) -> None:
         """Makes the copies between pool and host tier that are due; on CUDA it starts them (``HostMemory``).
@@ -354,12 +374,14 @@ class Engine:
             if self.host is not None and self.scheduler.tier is not None:
                 self.host.carry_out(self.scheduler.tier.take_plan())
 
-    def unreserve(self, blocks: int) -> None:
-        """Takes a promise back: the handoff is over, or is about to bind its blocks."""
+    def unreserve(self, num_tokens: int) -> None:
+        """Takes a promise of :meth:`reserve` back: the handoff is over, or is about to bind its blocks."""
         with self.lock:
-            if blocks > self.scheduler.reserved_blocks:
-                raise ValueError(f"unreserve({blocks}) with {self.scheduler.reserved_blocks} blocks reserved")
-            self.scheduler.reserved_blocks -= blocks
+            pages = self.scheduler.counts.computed(num_tokens)
+            if pages > self.scheduler.reserved_blocks:
+                reserved = self.scheduler.reserved_blocks
+                raise ValueError(f"unreserve({num_tokens}) is {pages} pages, with {reserved} reserved")
+            self.scheduler.reserved_blocks -= pages
 
     # -- the account of the prefix cache -----------------------------------------------------------------
 
@@ -644,9 +666,9 @@ class Engine:
 
     # -- beam searches -----------------------------------------------------------------------------------
 
-    def admit_beams(self, seq: Sequence, candidates: Candidates, blocks: Collection[int]) -> None:
+    def admit_beams(self, seq: Sequence, candidates: Candidates, arrived: Arriving) -> None:
         """Begins the beam search of a request that arrived by handoff, with the candidates after its prompt,
-        whose KV is in ``blocks``; takes over one reference on each. The answers come with the steps, even if
+        whose KV has arrived; takes over one reference on each page. The answers come with the steps, even if
         the search is over at once. ValueError as for :meth:`add`; the blocks are free then."""
         with self.lock:
             try:
@@ -657,11 +679,11 @@ class Engine:
                 group = self._group(seq)
                 members = group.begin(candidates)
                 for member in members:
-                    self.pool.ref(blocks)
-                    member.bind(blocks)
+                    self.pool.ref(arrived.pages)
+                    member.arrive(arrived)
                     self.scheduler.join(member)
             finally:
-                self.pool.free(array("q", blocks))
+                self.pool.free(arrived.pages)
             self._replace_attempt(seq)
             if members:
                 self._groups[seq] = group
@@ -759,7 +781,7 @@ class Engine:
 
     def _discard(self, seq: Sequence, reason: FinishReason | None) -> None:
         """Ends a sequence that the scheduler does not know."""
-        self.pool.free(seq.unbind())
+        self.pool.free(seq.unbind_all())
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
 

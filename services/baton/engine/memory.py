@@ -3,10 +3,10 @@ steps. Both are measured in a small pool."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.core.sampling_params import ResolvedSampling
+from baton.engine.borrowed_pages import borrow_pages, moves_in_place
 from baton.engine.config import EngineConfig
 from baton.engine.graphs import GraphedModel, GraphRecorder, GraphSize, Recording, recorder_of
 from baton.engine.model import Model
@@ -50,7 +51,8 @@ def blocks_that_fit(
     any, each rank has a block that belongs to nobody. ``pieces``: tokens of the steps with prompts to record.
     ``reserved``: bytes that this rank needs besides."""
     size = config.sizes.block_size
-    num_scratch = min(longest, config.sizes.max_num_batched_tokens) // size + 2
+    most = min(longest, config.sizes.max_num_batched_tokens)
+    num_scratch = (most // size + 1) * loaded.layout.num_tables + loaded.layout.state_pages + 1
     pool = loaded.new_pool(num_scratch)
     runner = runner_of(pool)
     if runner.ranks is not None:
@@ -61,8 +63,8 @@ def blocks_that_fit(
         for item in batch.items:
             seq = item.sequence
             seq.rules = runner.rules(seq.params, seq.prompt_ids, frozenset())
-            seq.block_ids = array("q", range(-(-item.num_new // size)))
-        runner.run(batch)
+            borrow_pages(seq, loaded.layout, -(-item.num_new // size), num_scratch)
+        runner.run(replace(batch, moves=moves_in_place(batch.items)))
     peak = torch.cuda.max_memory_allocated(loaded.device) - pool.nbytes
     recorded = _try_recordings(runner, pool, sizes, -(-longest // size)) if sizes else 0
     recorded += pieces_bytes(runner.model, pool, pieces) if pieces else 0

@@ -30,6 +30,7 @@ from baton.grammar.table import Grammar
 from baton.parallel.ranks import Ranks
 from baton_kernels.blocks import copy_blocks
 from baton_kernels.cpu.library import bind_threads, release_threads
+from baton_kernels.kv_layout import KVLayout
 from baton_kernels.transfers import to_device
 
 NO_PLACES: Mapping[Sequence, int] = MappingProxyType({})
@@ -85,7 +86,7 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """Owns the model and the bytes of the KV pool ([num_blocks, kv_heads, layers, 2, block_size, dim])."""
+    """Owns the model and the bytes of the KV pool (``baton.models.loader.new_page_pool``)."""
 
     def __init__(
         self,
@@ -96,18 +97,21 @@ class ModelRunner:
         *,
         with_lengths: bool = False,
         ranks: Ranks | None = None,
+        layout: KVLayout | None = None,
     ) -> None:
         """``with_lengths``: the model wants ``PagedBatch.lengths``. ``ranks``: the other ranks that the model
-        is split over, each with a pool of its own; this is their leader."""
+        is split over, each with a pool of its own; this is their leader. ``layout``: of the pool's pages;
+        None: a page is a block of all layers."""
         self.ranks = ranks
         self.keeps_hidden = False
         """Whether steps give their hidden states, for a drafter."""
         self.launcher: Launcher | None = None
-        self._builder = StepBuilder(block_size, device, with_lengths)
+        self._builder = StepBuilder(block_size, device, with_lengths, layout)
         self._newest: LaunchedStep | None = None
         """The step that was launched last."""
         self.model = model
         self.pool = pool
+        self.layout = layout or KVLayout.of_one(block_size)
         self.block_size = block_size
         self.device = device
         self.masks = MaskStage()

@@ -33,10 +33,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
+from baton.engine.kv.arriving import Arriving, ArrivingGroup, needed_blocks
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.host_tier import HostTier
 from baton.engine.kv.page_counts import PageCounts
-from baton.engine.kv.prefix_cache import GroupHit, Hit, PrefixCache, key_of
+from baton.engine.kv.prefix_cache import NOTHING, GroupHit, Hit, PrefixCache, key_of
 from baton.engine.kv.states import SequenceStates, StateMove
 from baton.engine.sequence import GONE, FinishReason, Sequence, SequenceStatus
 from baton.process.exported import Counters, counter
@@ -365,28 +366,64 @@ class Scheduler:
         self.reserved_blocks += blocks
         return True
 
-    def find_arriving(self, seq: Sequence) -> list[dict[int, tuple[int, ...]]]:
-        """The cached pages of a sequence that is to arrive by handoff, by group and block, each with a
-        reference for the caller: of what all tokens to come see, leading blocks of each group."""
+    def match_prefix(self, seq: Sequence) -> Hit:
+        """The cached pages of a sequence, each with a reference for the caller."""
+        if not self.limits.shares(seq):
+            return NOTHING
+        seq.extend_hashes(self.pool.block_size)
+        return self.cache.restore(self.cache.find(seq.hashes), seq.hashes)
+
+    def bind_arriving(self, seq: Sequence) -> Arriving | None:
+        """Binds the pages of a sequence that is to arrive by handoff with the KV of all its tokens: of each
+        group the blocks that a token to come sees, each with a reference for the caller. None, and no change,
+        if too few are allocatable."""
+        found = self._find_arriving(seq)
+        groups: list[ArrivingGroup] = []
+        for group, cached in zip(self.layout.groups, found, strict=True):
+            blocks = needed_blocks(group, seq.num_tokens, self.pool.block_size)
+            missing = [block for block in blocks if block not in cached]
+            fresh = self._fresh(group, len(missing))
+            if fresh is None:
+                for other in groups:
+                    self.pool.free(other.pages)
+                for rest in found[len(groups) :]:
+                    self.pool.free([page for pages in rest.values() for page in pages])
+                return None
+            whole = cached | dict(zip(missing, fresh, strict=True))
+            pages = tuple(page for block in blocks for page in whole[block])
+            groups.append(ArrivingGroup(group, blocks.start, pages, runs_of(missing)))
+        return Arriving(tuple(groups))
+
+    def _fresh(self, group: KVGroup, blocks: int) -> list[tuple[int, ...]] | None:
+        """New pages for so many blocks of a group; those of one table are adjacent where they can be."""
+        width = len(group.tables)
+        if blocks * width > self.pool.num_allocatable:
+            return None
+        tables = [self.pool.allocate(blocks) or [] for _ in range(width)]
+        return list(zip(*tables, strict=True))
+
+    def _find_arriving(self, seq: Sequence) -> list[dict[int, tuple[int, ...]]]:
+        """The cached pages of each group's blocks, by block, with a reference on each. Groups need not have
+        equally many, as all KV but these arrives; a state always arrives."""
         found: list[dict[int, tuple[int, ...]]] = [{} for _ in self.layout.groups]
         if not self.limits.shares(seq):
             return found
-        seq.extend_hashes(self.pool.block_size)
-        if self.tier is not None and self.layout.is_plain:
-            hit = self.cache.restore(self.cache.find(seq.hashes), seq.hashes)
-            for of_group in hit.groups:
-                found[0].update(
-                    (of_group.first + at, pages) for at, pages in enumerate(of_group.pages) if pages
-                )
-            return found
-        for number, group in enumerate(self.layout.groups):
-            first = 0 if group is self.layout.state else self.counts.first_seen(group, seq.num_tokens)
-            for block in range(first, len(seq.hashes)) if group is not self.layout.state else ():
-                pages = self.pool.pages_of(key_of(seq.hashes[block], number))
-                if pages is None:
-                    break
-                self.pool.ref(pages)
-                found[number][block] = pages
+        hit = self.match_prefix(seq)
+        for number, (group, of_group) in enumerate(zip(self.layout.groups, hit.groups, strict=False)):
+            needed = needed_blocks(group, seq.num_tokens, self.pool.block_size)
+            for block, pages in enumerate(of_group.pages, of_group.first):
+                if pages is not None and group is not self.layout.state and block in needed:
+                    found[number][block] = pages
+                elif pages is not None:
+                    self.pool.free(pages)
+        for number, group in enumerate(self.layout.token_groups):
+            for block in needed_blocks(group, seq.num_tokens, self.pool.block_size):
+                if block < len(seq.hashes) and block not in found[number]:
+                    known = self.pool.pages_of(key_of(seq.hashes[block], number))
+                    if known is None:
+                        break
+                    self.pool.ref(known)
+                    found[number][block] = known
         return found
 
     # -- one step ----------------------------------------------------------------------------------------
@@ -765,7 +802,7 @@ class Scheduler:
     def _index_block(self, seq: Sequence, block: int) -> None:
         for number, group in enumerate(self.layout.token_groups):
             pages = tuple(seq.tables[table][block] for table in group.tables)
-            if pages[0] != GONE:
+            if pages[0] != GONE and block != seq.partial.get(number):
                 self.pool.commit_pages(pages, key_of(seq.hashes[block], number))
 
     def _blocks_for(self, num_tokens: int) -> int:
@@ -859,6 +896,17 @@ class Scheduler:
     @staticmethod
     def _remove(queue: list[Sequence], seq: Sequence) -> None:
         del queue[bisect_left(queue, seq.place, key=_place)]
+
+
+def runs_of(numbers: Items[int]) -> tuple[range, ...]:
+    """The runs of adjacent numbers, which ascend."""
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return tuple(runs)
 
 
 def _place(seq: Sequence) -> tuple[float, int]:

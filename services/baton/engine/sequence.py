@@ -15,6 +15,7 @@ from baton.core.block_hash import hash_blocks
 from baton.core.logprobs import Logprobs, TokenDetails
 from baton.core.priority import NO_PRIORITY, Priority
 from baton.core.sampling_params import ResolvedSampling
+from baton.engine.kv.arriving import Arriving
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.phases import Clock
 from baton.engine.sampling.beams import Candidates
@@ -106,6 +107,8 @@ class Sequence:
     """The tables from table 1 on, as long as ``block_ids``."""
     gone: dict[int, int] = field(default_factory=dict, init=False)
     """Leading blocks of a group, by its index, whose pages were given back: no later token sees them."""
+    partial: dict[int, int] = field(default_factory=dict, init=False)
+    """The block of a group, by its index, that lacks its first tokens, which no later token sees."""
     state_pages: array[int] = field(default_factory=lambda: array("q"), init=False)
     """Pages of the state behind the scheduled tokens, each with one reference of the pool; none before the
     first step, or if no layer keeps a state."""
@@ -315,6 +318,22 @@ class Sequence:
     def bind(self, blocks: Iterable[int]) -> None:
         """Takes over one reference on each of ``blocks``, as the next blocks of the sequence."""
         self.block_ids.extend(blocks)
+
+    def arrive(self, arriving: Arriving) -> None:
+        """Takes over the pages in which the KV of all tokens has arrived."""
+        self.lay_out(sum(len(group.group.tables) for group in arriving.groups if not group.is_state))
+        for number, group in enumerate(arriving.groups):
+            if group.is_state:
+                self.state_pages = array("q", group.pages)
+                continue
+            width = len(group.group.tables)
+            for at, table in enumerate(group.group.tables):
+                self.tables[table].extend([GONE] * group.first)
+                self.tables[table].extend(group.pages[at::width])
+            if group.first:
+                self.gone[number] = group.first
+            if group.partial:
+                self.partial[number] = group.first
 
     def bind_block(self, pages: Ids[int]) -> None:
         """Takes over one reference on each page of the next block, one for each table, or ``GONE``."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from baton.core.sampling_params import ResolvedSampling
+from baton.engine.borrowed_pages import borrow_pages, moves_in_place
 from baton.engine.config import EngineConfig
 from baton.engine.graphs import GraphedModel, GraphSize, graph_sizes, recorder_of
+from baton.engine.kv.page_counts import PageCounts
 from baton.engine.memory import blocks_that_fit, recordings_bytes
 from baton.engine.pieces import PiecewiseModel, piece_sizes
 from baton.engine.rank_start import (
@@ -46,6 +47,7 @@ from baton.speculation.choice import Target, plan_drafter
 from baton.speculation.draft_model import Forward, Replay
 from baton.speculation.speculator import Speculator
 from baton_kernels.cuda.shapes import MIN_ARCH, Shape
+from baton_kernels.kv_layout import KVLayout
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class Built:
     block_bytes: int
     """The size of a block of the pool, in bytes, on all ranks together."""
     speculator: Speculator | None
+    layout: KVLayout
     late_builds: LateBuilds
     """Kernels that are compiled from now on, when requests wait for them."""
 
@@ -124,7 +127,13 @@ def _build(
 
     def runner_of(pool: Tensor) -> ModelRunner:
         return ModelRunner(
-            model, pool, config.sizes.block_size, device, with_lengths=with_lengths, ranks=ranks
+            model,
+            pool,
+            config.sizes.block_size,
+            device,
+            with_lengths=with_lengths,
+            ranks=ranks,
+            layout=loaded.layout,
         )
 
     kv_bytes = loaded.block_bytes + sum(others)
@@ -141,7 +150,13 @@ def _build(
             num_blocks = checked_blocks(budget, sum(block_bytes), scratch)
         whole = _new_pools(loaded, ranks, num_blocks, num_host_blocks, scratch)
         runner = runner_of(whole[:num_blocks])
-    room = min(num_blocks * config.sizes.block_size, most)
+    counts = PageCounts(loaded.layout, config.sizes.prefill_chunk)
+    room = counts.most_tokens(num_blocks, most)
+    if not room:
+        raise ValueError(
+            f"the KV cache of {num_blocks} pages of {sum(block_bytes)} bytes holds no sequence; one takes "
+            f"{counts.of(1)} pages, {counts.state_pages} of them for its state"
+        )
     with clock.phase("warm_up"):
         if device.type == "cuda":
             warm_up_device(runner, room)
@@ -159,7 +174,16 @@ def _build(
             if device.type == "cuda":
                 warm_up_drafter(drafter, CUDA_WARM_UP)
         speculator = Speculator(drafter, config.num_speculative_tokens, model.config.vocab_size)
-    return Built(runner, model.config, num_blocks, num_host_blocks, kv_bytes, speculator, late_builds(device))
+    return Built(
+        runner,
+        model.config,
+        num_blocks,
+        num_host_blocks,
+        kv_bytes,
+        speculator,
+        loaded.layout,
+        late_builds(device),
+    )
 
 
 def _new_pools(
@@ -293,10 +317,10 @@ def warm_up(runner: ModelRunner, num_tokens: int) -> None:
     """Runs a prompt of ``num_tokens`` and a decode step in the pool's first blocks, while nobody owns any
     block."""
     seq = Sequence("warm-up", 0, [0] * num_tokens, ResolvedSampling(max_tokens=2))
-    seq.block_ids = array("q", range(num_tokens // runner.block_size + 1))
+    borrow_pages(seq, runner.layout, num_tokens // runner.block_size + 1, len(runner.pool))
     for num_new in (num_tokens, 1):
         item = Scheduled(seq, num_new, seq.num_computed, chooses=True)
-        batch = ScheduledBatch((item,), 1 if num_new == 1 else 0)
+        batch = ScheduledBatch((item,), 1 if num_new == 1 else 0, moves=moves_in_place((item,)))
         [sampled] = runner.run(batch).tokens[seq]
         seq.num_computed += num_new
         seq.append(sampled.token)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from baton.engine.sequence import Sequence
 from baton.engine.step import DraftRows, StepTensors
 from baton.engine.verification import Drafted
 from baton.parallel.messages import StepLayout
+from baton_kernels.kv_layout import KVLayout
+from baton_kernels.paged import PagedTables, StateRows
 from baton_kernels.transfers import host_buffer
 
 
@@ -46,10 +49,11 @@ class StepInputs:
 
 
 class KeptTables:
-    """The block tables of the rows that decoded last. From step to step few of them change, and rarely in
+    """One of the tables of the rows that decoded last. From step to step few of them change, and rarely in
     more than a block."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: int = 0) -> None:
+        self._table = table
         self._rows = np.zeros((0, 0), np.int64)
         self._known: list[tuple[Sequence | None, int, int]] = []
         """Each row's sequence, the number of its blocks, and ``Sequence.num_block_changes``."""
@@ -61,12 +65,13 @@ class KeptTables:
         known, rows = self._known, self._rows
         for at, seq in enumerate(sequences):
             owner, length, changes = known[at]
-            now = len(seq.block_ids)
+            own = table_of(seq, self._table)
+            now = len(own)
             if owner is not seq or changes != seq.num_block_changes:
-                rows[at, :now] = np.frombuffer(seq.block_ids, np.int64)
+                rows[at, :now] = np.frombuffer(own, np.int64)
                 rows[at, now:] = 0
             elif now != length:
-                rows[at, length:now] = seq.block_ids[length:]
+                rows[at, length:now] = own[length:]
             else:
                 continue
             known[at] = (seq, now, seq.num_block_changes)
@@ -86,12 +91,23 @@ class StepBuilder:
     """Lays out the steps of one pool. Work per sequence is a few array operations; nothing is done per
     token."""
 
-    def __init__(self, block_size: int, device: torch.device, with_lengths: bool) -> None:
-        """``with_lengths``: the model wants ``PagedBatch.lengths``."""
+    def __init__(
+        self,
+        block_size: int,
+        device: torch.device,
+        with_lengths: bool,
+        layout: KVLayout | None = None,
+    ) -> None:
+        """``with_lengths``: the model wants ``PagedBatch.lengths``. ``layout``: of the pool's pages; None: a
+        page is a block of all layers."""
         self._block_size = block_size
         self._device = device
         self._with_lengths = with_lengths
+        layout = layout or KVLayout.of_one(block_size)
+        self._state_pages = layout.state_pages
+        self._has_windows = any(group.kind == "window" for group in layout.groups)
         self._tables = KeptTables()
+        self._more_tables = tuple(KeptTables(table) for table in range(1, layout.num_tables))
         self.draft_rows: DraftRows | None = None
         """The layout of steps that verify drafts and compute nothing else, where they are worth its padding.
         In others, and if this is None, drafts are chunks."""
@@ -127,7 +143,7 @@ class StepBuilder:
         wanted = step.batch.wanted
         if wanted is not None:
             wanted.rows.numpy()[:] = rows
-            _fill_tables(wanted.tables.numpy(), owners)
+            self._fill_tables(wanted.tables.numpy(), owners)
         elif step.rows is not None:
             step.rows.numpy()[:] = rows
         _fill_copies(step, batch)
@@ -135,6 +151,10 @@ class StepBuilder:
             step.batch.lengths.numpy()[:] = _lengths(batch, columns[1])
         if step.pending is not None:
             step.pending[0].numpy()[:], step.pending[1].numpy()[:] = zip(*pending, strict=True)
+        for table, more in enumerate(step.batch.more, 1):
+            self._fill_more(more, table, batch, columns[1], owners)
+        if step.batch.states is not None:
+            _fill_states(step.batch.states, batch)
         return StepInputs(layout, buffer, due, drafted, prompts)
 
     def _layout(
@@ -165,6 +185,9 @@ class StepBuilder:
             # The arrival of logits tells that a step is over; without any, the ranks are asked.
             reply=0 if num_rows else question,
             num_pending=num_pending,
+            num_tables=1 + len(self._more_tables),
+            state_pages=self._state_pages,
+            segments=tuple(_segments(batch)) if self._state_pages else (),
         )
 
     def _verifies(self, batch: ScheduledBatch, drafts: DraftRows) -> bool:
@@ -199,16 +222,25 @@ class StepBuilder:
             with_lengths=False,
             prompts=(),
             decode_queries=drafts.queries,
+            num_tables=1 + len(self._more_tables),
+            state_pages=self._state_pages,
         )
         buffer = host_buffer(sum(layout.sizes), self._device)
         step = StepTensors.of(layout, buffer)
         columns = buffer[: 4 * layout.num_tokens].view(4, -1, drafts.queries).numpy()
         contexts = step.batch.decode_contexts.view(-1, drafts.queries).numpy()
-        self._tables.fill(step.batch.decode_tables.numpy(), sequences)
+        self._fill_decodes(step.batch.decode_tables.numpy(), 0, sequences)
         self._fill_padded(columns, contexts, step.batch.decode_tables.numpy(), batch, drafts)
         if step.rows is not None:
             step.rows.numpy()[:] = np.flatnonzero(contexts)
         _fill_copies(step, batch)
+        for table, more in enumerate(step.batch.more, 1):
+            self._fill_decodes(more.decode_tables.numpy(), table, sequences)
+            more.slot_blocks.numpy()[:] = _padded_slots(
+                more.decode_tables.numpy(), columns[1], contexts, self._block_size, drafts.scratch
+            ).ravel()
+        if step.batch.states is not None:
+            _fill_padded_states(step.batch.states, batch, drafts.queries)
         due, drafted, _ = _due(batch)
         return StepInputs(layout, buffer, due, drafted)
 
@@ -231,8 +263,7 @@ class StepBuilder:
         own = places < counts[:, None]
         columns[1] = np.where(own, starts[:, None] + places, 0)
         contexts[:] = np.where(own, columns[1] + 1, 0)
-        blocks = np.take_along_axis(tables, columns[1] // self._block_size, axis=1)
-        columns[2] = np.where(own, blocks, drafts.scratch)
+        columns[2] = _padded_slots(tables, columns[1], contexts, self._block_size, drafts.scratch)
         columns[3] = columns[1] % self._block_size
 
     def _fill_singles(
@@ -253,7 +284,7 @@ class StepBuilder:
         ]
         columns[1] = positions
         contexts[:] = columns[1] + 1
-        self._tables.fill(tables, sequences)
+        self._fill_decodes(tables, 0, sequences)
         columns[2] = tables[np.arange(len(singles)), columns[1] // self._block_size]
         columns[3] = columns[1] % self._block_size
 
@@ -262,7 +293,7 @@ class StepBuilder:
     ) -> None:
         """Fills [4, length] columns (token, position, block, offset) and the [blocks] table of one chunk."""
         seq, num_new, start, _ = item
-        table[:] = np.frombuffer(seq.block_ids, dtype=np.int64)[: len(table)]
+        self._fill_table(table, seq, 0)
         own = num_new - len(drafts)
         columns[0, :own] = np.frombuffer(seq.token_ids, dtype=np.int64)[start : start + own]
         columns[0, own:] = drafts
@@ -270,17 +301,107 @@ class StepBuilder:
         columns[2] = table[columns[1] // self._block_size]
         columns[3] = columns[1] % self._block_size
 
+    def _fill_decodes(self, tables: NDArray[np.int64], table: int, sequences: Items[Sequence]) -> None:
+        """Fills [n, width] tables of the decoding sequences."""
+        kept = self._more_tables[table - 1] if table else self._tables
+        kept.fill(tables, sequences)
+        if self._has_windows:
+            np.maximum(tables, 0, out=tables)
+
+    def _fill_table(self, pages: NDArray[np.int64], seq: Sequence, table: int) -> None:
+        """Fills the [blocks] first pages of one table."""
+        pages[:] = np.frombuffer(table_of(seq, table), dtype=np.int64)[: len(pages)]
+        if self._has_windows:
+            np.maximum(pages, 0, out=pages)
+
+    def _fill_tables(self, tables: NDArray[np.int64], sequences: Items[Sequence], table: int = 0) -> None:
+        """Fills [n, width] tables."""
+        for row, seq in zip(tables, sequences, strict=True):
+            self._fill_table(row[: len(seq.block_ids)], seq, table)
+
+    def _fill_more(
+        self,
+        more: PagedTables,
+        table: int,
+        batch: ScheduledBatch,
+        positions: NDArray[np.int64],
+        owners: Items[Sequence],
+    ) -> None:
+        """Fills what a step of [T] positions has of one more table."""
+        singles, chunks = batch.items[: batch.num_single], batch.items[batch.num_single :]
+        slots, tables = more.slot_blocks.numpy(), more.decode_tables.numpy()
+        places = positions // self._block_size
+        if singles:
+            self._fill_decodes(tables, table, [item.sequence for item in singles])
+            slots[: len(singles)] = tables[np.arange(len(singles)), places[: len(singles)]]
+        start = len(singles)
+        for item, pages in zip(chunks, more.chunk_tables, strict=True):
+            self._fill_table(pages.numpy(), item.sequence, table)
+            end = start + item.num_new
+            slots[start:end] = pages.numpy()[places[start:end]]
+            start = end
+        if more.wanted_tables is not None:
+            self._fill_tables(more.wanted_tables.numpy(), owners, table)
+
+
+def table_of(seq: Sequence, table: int) -> array[int]:
+    """A table of a sequence, by its number."""
+    return seq.more_tables[table - 1] if table else seq.block_ids
+
+
+def _padded_slots(
+    tables: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    contexts: NDArray[np.int64],
+    block_size: int,
+    scratch: int,
+) -> NDArray[np.int64]:
+    """The pages that [n, queries] rows write to: of their sequences' tables or, if they are padding,
+    ``scratch``."""
+    pages = np.take_along_axis(tables, positions // block_size, axis=1)
+    return np.where(contexts > 0, pages, scratch)
+
+
+def _segments(batch: ScheduledBatch) -> Iterator[tuple[int, int]]:
+    """First row and length of each run of a chunk behind which a state is kept."""
+    start = batch.num_single
+    for move in batch.moves[batch.num_single :]:
+        for run in move.runs:
+            yield start, run.num_tokens
+            start += run.num_tokens
+
+
+def _fill_states(states: StateRows, batch: ScheduledBatch) -> None:
+    """Fills in the pages of a step's states; a state that is not there yet is named by -1."""
+    singles, chunks = batch.moves[: batch.num_single], batch.moves[batch.num_single :]
+    sources, targets = states.decode_sources.numpy(), states.decode_targets.numpy()
+    for row, move in enumerate(singles):
+        sources[row] = move.source if move.source else -1
+        targets[row] = move.runs[0].target
+    segments = iter(states.segments)
+    for move in chunks:
+        source = move.source
+        for run, segment in zip(move.runs, segments, strict=False):
+            segment.source.numpy()[:] = source if source else -1
+            segment.target.numpy()[:] = run.target
+            source = run.target
+
+
+def _fill_padded_states(states: StateRows, batch: ScheduledBatch, queries: int) -> None:
+    """Fills in the pages of the states of a step that verifies drafts, ``queries`` rows of each sequence."""
+    sources = states.decode_sources.numpy()
+    targets = states.decode_targets.numpy().reshape(len(batch.moves), queries, -1)
+    targets[:] = -1
+    for at, move in enumerate(batch.moves):
+        sources[at] = move.source
+        for row, run in enumerate(move.runs):
+            targets[at, row] = run.target
+
 
 def _fill_copies(step: StepTensors, batch: ScheduledBatch) -> None:
     if step.copies is not None:
         step.copies[0].numpy()[:] = [copy.source for copy in batch.copies]
         step.copies[1].numpy()[:] = [copy.target for copy in batch.copies]
-
-
-def _fill_tables(tables: NDArray[np.int64], sequences: Items[Sequence]) -> None:
-    """Fills [n, width] tables."""
-    for row, seq in enumerate(sequences):
-        tables[row, : len(seq.block_ids)] = np.frombuffer(seq.block_ids, dtype=np.int64)
 
 
 def _lengths(batch: ScheduledBatch, positions: NDArray[np.int64]) -> NDArray[np.int64]:

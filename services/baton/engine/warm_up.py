@@ -7,7 +7,6 @@ none of that (``do_not_specialize`` at each kernel); 1, 2 and 16 rows would show
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from baton.core.sampling_params import ResolvedSampling
+from baton.engine.borrowed_pages import borrow_pages, moves_in_place
 from baton.engine.runner import ModelRunner
 from baton.engine.scheduler import Copy, Scheduled, ScheduledBatch
 from baton.engine.sequence import Sequence as EngineSequence
@@ -51,10 +51,11 @@ def warm_up_choices(runner: ModelRunner) -> None:
             sequences = [_behind_prompt(params, runner) for _ in range(rows)]
             copies = tuple(Copy(seq, 0, 0, 0) for seq in sequences[:1])
             items = tuple(Scheduled(seq, 1, 1, chooses=True) for seq in sequences)
-            runner.run(ScheduledBatch(items, rows, copies))
+            runner.run(ScheduledBatch(items, rows, copies, moves=moves_in_place(items)))
     asking = EngineSequence("warm-up", 0, [0, 0], SCORED)
-    asking.block_ids = array("q", [0, 0])
-    runner.run(ScheduledBatch((Scheduled(asking, 2, 0, chooses=True),), 0))
+    borrow_pages(asking, runner.layout, 2, len(runner.pool))
+    scored = (Scheduled(asking, 2, 0, chooses=True),)
+    runner.run(ScheduledBatch(scored, 0, moves=moves_in_place(scored)))
 
 
 def warm_up_drafter(drafter: Drafter, prompts: Sequence[int]) -> None:
@@ -78,10 +79,10 @@ def warm_up_swaps(pool: Tensor) -> None:
 
 
 def _behind_prompt(params: ResolvedSampling, runner: ModelRunner) -> EngineSequence:
-    """A sequence whose last token, an output, is to be computed. All share block 0: their tokens mean
-    nothing."""
+    """A sequence whose last token, an output, is to be computed. All share the first pages: their tokens
+    mean nothing."""
     seq = EngineSequence("warm-up", 0, [0], params)
-    seq.block_ids = array("q", [0, 0])
+    borrow_pages(seq, runner.layout, 2, len(runner.pool))
     seq.append(0)
     seq.num_computed = 1
     seq.rules = runner.rules(params, seq.prompt_ids, frozenset())

@@ -93,7 +93,10 @@ class StepLayout(msgspec.Struct, frozen=True, tag="step"):
     [num_decode] of the decoding rows and the tables [num_decode / decode_queries, width] of their sequences,
     the table of each chunk, the rows to make logits of, their tables [num_rows, wanted_width] if nothing else
     is wanted, the sources and targets of block copies, the lengths [num_tokens] if ``with_lengths``, and the
-    columns of tokens that the step before chooses, with the places that they have among its choices.
+    columns of tokens that the step before chooses, with the places that they have among its choices. Then, of
+    each further table: slot blocks, tables of the decoding sequences, the table of each chunk, and the tables
+    of the rows to make logits of. Last, ``state_pages`` pages each: the sources of the decoding sequences'
+    states, the targets of the decoding rows, the sources and the targets of ``segments``.
     """
 
     num_tokens: int
@@ -116,10 +119,24 @@ class StepLayout(msgspec.Struct, frozen=True, tag="step"):
     """Tokens that the step before chooses. Only where there are no other ranks."""
     decode_queries: int = 1
     """Rows of each decoding sequence (``PagedBatch.decode_queries``)."""
+    num_tables: int = 1
+    """Tables of each sequence, one for each page of a block."""
+    state_pages: int = 0
+    """Pages of a sequence's state."""
+    segments: tuple[tuple[int, int], ...] = ()
+    """First row and length of each run of a chunk behind which a state is kept."""
 
     @property
     def sizes(self) -> list[int]:
         """The sizes of the buffer's parts, in order."""
+        sequences = self.num_decode // self.decode_queries
+        tables = [
+            self.num_tokens,
+            sequences * self.width,
+            *(blocks for _, _, blocks in self.chunks),
+            self.num_rows * self.wanted_width,
+        ]
+        states = (sequences, self.num_decode, len(self.segments), len(self.segments))
         return [
             *[self.num_tokens] * 4,
             self.num_decode,
@@ -132,6 +149,8 @@ class StepLayout(msgspec.Struct, frozen=True, tag="step"):
             self.num_tokens * self.with_lengths,
             self.num_pending,
             self.num_pending,
+            *tables * (self.num_tables - 1),
+            *(self.state_pages * count for count in states),
         ]
 
 

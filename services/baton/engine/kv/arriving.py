@@ -46,6 +46,10 @@ class ArrivingGroup:
     """Whether the first block lacks its first tokens, which nobody sees any more: it must not enter the
     prefix index."""
 
+    @property
+    def is_state(self) -> bool:
+        return not isinstance(self.group.kv, TokenKV)
+
     def pages_of(self, blocks: range) -> tuple[int, ...]:
         """The pages of these blocks, block by block."""
         width = len(self.group.tables)
