@@ -27,7 +27,11 @@ from baton.core.priority import Priority
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import SequenceOutput
 from baton.engine.execution import PendingStep, StepResult
+from baton.engine.kv.arriving import Arriving
 from baton.engine.kv.break_even import BreakEven
+from baton.engine.kv.page_counts import PageCounts
+from baton.engine.kv.states import StateMove
+from baton.engine.model import Model
 from baton.engine.sampling.beams import Candidates
 from baton.engine.scheduler import BeamsDoNotFitError, ScheduledBatch
 from baton.engine.sequence import FinishReason, Fork, Sequence, SequenceStatus
@@ -35,6 +39,7 @@ from baton.speculation.drafter import TokenSequence
 from baton_kernels.paged import PagedBatch
 from tests.support.drafters import HostileDrafter
 from tests.support.fake_engine import VOCAB_SIZE, Ahead, FakeModel, fake_engine, run_alone
+from tests.support.grouped_model import KEPT, GroupedModel, layout_of
 from tests.support.oracle_beams import Answer, beam_request, search
 from tests.support.runners import runner_of
 
@@ -65,8 +70,8 @@ def prompt(kind: int, length: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def alone(kind: int, length: int, params: ResolvedSampling) -> tuple[int, ...]:
-    return tuple(run_alone(prompt(kind, length), params, EOS))
+def alone(kept: str | None, kind: int, length: int, params: ResolvedSampling) -> tuple[int, ...]:
+    return tuple(run_alone(prompt(kind, length), params, EOS, kept))
 
 
 REQUESTS = st.tuples(
@@ -88,17 +93,17 @@ REQUESTS = st.tuples(
 
 
 @lru_cache(maxsize=4096)
-def found_alone(kind: int, length: int, params: ResolvedSampling) -> tuple[Answer, ...]:
+def found_alone(kept: str | None, kind: int, length: int, params: ResolvedSampling) -> tuple[Answer, ...]:
     assert params.beam_search is not None
-    engine = fake_engine(256, prefix_caching=False, eos_token_ids=EOS)
+    engine = fake_engine(2000, prefix_caching=False, eos_token_ids=EOS, kept=kept)
     [found] = search(engine, beam_request("alone", prompt(kind, length), params, params.beam_search.width))
     return tuple(found)
 
 
 @lru_cache(maxsize=4096)
-def first_candidates(kind: int, length: int, params: ResolvedSampling) -> Candidates:
+def first_candidates(kept: str | None, kind: int, length: int, params: ResolvedSampling) -> Candidates:
     """What may come first in a beam search, from who computed its prompt."""
-    engine = fake_engine(256, eos_token_ids=EOS)
+    engine = fake_engine(2000, eos_token_ids=EOS, kept=kept)
     seq = Sequence("first", 1, prompt(kind, length), params, hold_after_prefill=True)
     engine.add(seq)
     while seq.status is not SequenceStatus.HELD:
@@ -135,17 +140,20 @@ class Fickle(BreakEven):
         return self.pays
 
 
-class MeddlingModel(FakeModel):
+class MeddlingModel:
     """Lets the machine act when a pass has written."""
 
-    def __init__(self) -> None:
-        super().__init__(VOCAB_SIZE)
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self.after: Callable[[], None] = lambda: None
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
-        hidden = super().forward(token_ids, batch, pool)
+        hidden = self.model.forward(token_ids, batch, pool)
         self.after()
         return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -161,6 +169,7 @@ class EngineMachine(RuleBasedStateMachine):
         host_blocks=st.sampled_from([0, 1, 4, 40]),
         mode=st.sampled_from(MODES),
         seed=st.integers(0, 99),
+        kept=st.sampled_from([None, None, None, *KEPT]),
     )
     def start(
         self,
@@ -175,11 +184,18 @@ class EngineMachine(RuleBasedStateMachine):
         host_blocks: int,
         mode: tuple[Ahead, int],
         seed: int,
+        kept: str | None,
     ) -> None:
         ahead, num_drafts = mode
+        self.kept = kept
+        if kept is not None:  # as many tokens as in the other pools
+            layout = layout_of(kept, BLOCK_SIZE)
+            num_blocks = PageCounts(layout, budget if chunked else 512).of(num_blocks * BLOCK_SIZE)
+            num_blocks += 2 * layout.state_pages
         self.drafter = HostileDrafter(seed, VOCAB_SIZE, wants_hidden=True, truth=self.truth)
         self.break_even = Fickle(BLOCK_SIZE)
-        self.model = MeddlingModel()
+        model = FakeModel(VOCAB_SIZE) if kept is None else GroupedModel(layout, VOCAB_SIZE)
+        self.model = MeddlingModel(model)
         self.engine = fake_engine(
             num_blocks,
             BLOCK_SIZE,
@@ -197,6 +213,7 @@ class EngineMachine(RuleBasedStateMachine):
             drafter=self.drafter if num_drafts else None,
             num_drafts=num_drafts,
             ahead=ahead,
+            kept=kept,
         )
         self.before: Callable[[], None] = lambda: None
         """Called when a step is scheduled, before it touches the pool."""
@@ -261,8 +278,10 @@ class EngineMachine(RuleBasedStateMachine):
             forks=tuple(Fork(self.name(), replace(params, seed=seed)) for seed in seeds),
             priority=self.prioritized(priority, waited),
         )
-        self.expected[seq] = alone(kind, length, params)
-        self.unborn[seq] = {fork.request_id: alone(kind, length, fork.params) for fork in seq.forks}
+        self.expected[seq] = alone(self.kept, kind, length, params)
+        self.unborn[seq] = {
+            fork.request_id: alone(self.kept, kind, length, fork.params) for fork in seq.forks
+        }
         self.engine.add(seq)
 
     @rule(request=REQUESTS, hold=st.booleans(), given=st.integers(0, 4), priority=PRIORITY, waited=WAITED)
@@ -276,7 +295,7 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         """A new request, or (``given`` > 0) one that another worker began."""
         kind, length, params = request
-        expected = alone(kind, length, params)
+        expected = alone(self.kept, kind, length, params)
         outputs = list(expected[: min(given, len(expected) - 1)])
         seq = Sequence(
             self.name(),
@@ -294,33 +313,54 @@ class EngineMachine(RuleBasedStateMachine):
     def receive(self, request: tuple[int, int, ResolvedSampling], priority: int, waited: float) -> None:
         """A request prefilled elsewhere arrives, into promised blocks, reusing what is cached here."""
         kind, length, params = request
-        expected = alone(kind, length, params)
+        expected = alone(self.kept, kind, length, params)
         if len(expected) < 2:
             return
         prioritized = self.prioritized(priority, waited)
         seq = Sequence(self.name(), 1, prompt(kind, length), params, priority=prioritized)
-        if self.arrive(seq):
+        arriving = self.arrive(seq)
+        if arriving is not None:
             seq.append(expected[0])
+            seq.arrive(arriving)
             self.engine.admit_computed(seq)
             self.expected[seq] = expected
 
-    def arrive(self, seq: Sequence) -> bool:
-        """The blocks of a prompt come from elsewhere; False if there is no room."""
+    def arrive(self, seq: Sequence) -> Arriving | None:
+        """The pages of a prompt come from elsewhere; None if there is no room."""
         engine, length = self.engine, seq.num_prompt
-        needed = -(-length // BLOCK_SIZE)
-        if not engine.reserve(needed, engine.scheduler.turn_of(seq)):
-            return False
-        known = engine.scheduler.match_prefix(seq)
-        engine.unreserve(needed)
-        fresh = engine.pool.allocate(needed - len(known))
-        assert fresh is not None
-        engine.copy_blocks()
-        seq.bind([*known, *fresh])
-        for position in range(len(known) * BLOCK_SIZE, length):
-            block = seq.block_ids[position // BLOCK_SIZE]
-            written = runner_of(engine).pool[block, :, :, :, position % BLOCK_SIZE]
-            written[:, :, 0], written[:, :, 1] = seq.token_ids[position] + 1.0, position + 1.0
-        return True
+        if not engine.reserve(length, engine.scheduler.turn_of(seq)):
+            return None
+        engine.unreserve(length)
+        arriving = engine.bind_arriving(seq)
+        assert arriving is not None
+        self.write(seq, arriving)
+        return arriving
+
+    def write(self, seq: Sequence, arriving: Arriving) -> None:
+        """Writes what another worker has computed of a prompt into the pages that are to receive it."""
+        pool = runner_of(self.engine).pool
+        if self.kept is None:
+            [group] = arriving.groups
+            for block in (block for run in group.fresh for block in run):
+                for position in range(block * BLOCK_SIZE, min((block + 1) * BLOCK_SIZE, seq.num_prompt)):
+                    written = pool[group.pages[block], :, :, :, position % BLOCK_SIZE]
+                    written[:, :, 0], written[:, :, 1] = seq.token_ids[position] + 1.0, position + 1.0
+            return
+        other = fake_engine(2000, BLOCK_SIZE, eos_token_ids=EOS, kept=self.kept, chunked_prefill=False)
+        twin = Sequence("twin", 1, seq.prompt_ids, seq.params, hold_after_prefill=True)
+        twin.params = replace(seq.params, beam_search=None, max_tokens=2)
+        other.add(twin)
+        while twin.status is not SequenceStatus.HELD:
+            other.step()
+        theirs = runner_of(other).pool
+        for number, group in enumerate(arriving.groups):
+            if group.is_state:
+                pool[torch.tensor(group.pages)] = theirs[torch.tensor(twin.state_pages)]
+                continue
+            assert group.first == twin.num_gone(number)
+            for block in (block for run in group.fresh for block in run):
+                own = [twin.tables[table][block] for table in group.group.tables]
+                pool[torch.tensor(group.pages_of(range(block, block + 1)))] = theirs[torch.tensor(own)]
 
     @rule(request=SEARCHES, hold=st.booleans(), priority=PRIORITY, waited=WAITED)
     def add_beams(
@@ -333,7 +373,7 @@ class EngineMachine(RuleBasedStateMachine):
         except BeamsDoNotFitError:
             return
         self.expected[seq] = ()
-        self.searched[seq] = found_alone(*request)
+        self.searched[seq] = found_alone(self.kept, *request)
 
     @rule(request=SEARCHES, priority=PRIORITY, waited=WAITED)
     def receive_beams(self, request: tuple[int, int, ResolvedSampling], priority: int, waited: float) -> None:
@@ -343,12 +383,11 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.check(seq)
         except BeamsDoNotFitError:
             return
-        if self.arrive(seq):
-            blocks = list(seq.block_ids)
-            del seq.block_ids[:]
-            self.engine.admit_beams(seq, first_candidates(*request), blocks)
+        arriving = self.arrive(seq)
+        if arriving is not None:
+            self.engine.admit_beams(seq, first_candidates(self.kept, *request), arriving)
             self.expected[seq] = ()
-            self.searched[seq] = found_alone(*request)
+            self.searched[seq] = found_alone(self.kept, *request)
             if seq.status is SequenceStatus.FINISHED:  # it is told with the next step
                 del self.expected[seq]
 
@@ -380,7 +419,7 @@ class EngineMachine(RuleBasedStateMachine):
         """A transfer begins to read a sequence's blocks."""
         owners = [seq for seq in self.expected if seq.block_ids]
         if owners:
-            blocks = list(owners[pick % len(owners)].block_ids)
+            blocks = list(owners[pick % len(owners)].held_pages())
             self.engine.pool.pin(blocks)
             self.pinned.append(blocks)
 
@@ -407,13 +446,13 @@ class EngineMachine(RuleBasedStateMachine):
 
         def before() -> None:
             self.before = lambda: None
-            in_use = {block for s in engine.scheduler.running for block in s.block_ids}
+            in_use = {block for s in engine.scheduler.running for block in s.held_pages()}
             assert engine.cancel(seq.request_id, 1)
             self.forget(seq)
             blocks = engine.pool.allocate(engine.pool.num_allocatable)
             assert blocks is not None
             engine.copy_blocks()
-            in_flight = {block for s in self.computed() for block in s.block_ids}
+            in_flight = {block for s in self.computed() for block in s.held_pages()}
             assert in_flight <= in_use or engine.launcher is not None
             assert in_flight.isdisjoint(blocks)
             self.stolen = blocks
@@ -461,6 +500,11 @@ class EngineMachine(RuleBasedStateMachine):
         """The sequences of the step under way."""
         step = self.engine._under_way
         return [] if step is None else [item.sequence for item in step.batch.items]
+
+    def moves(self) -> tuple[StateMove, ...]:
+        """What the step under way does with states."""
+        step = self.engine._under_way
+        return () if step is None else step.batch.moves
 
     def one_step(self) -> list[SequenceOutput]:
         self.now += 1
@@ -555,13 +599,17 @@ class EngineMachine(RuleBasedStateMachine):
         refs = array("q", [0] * pool.num_blocks)
         for block in (*self.stolen, *(copy.source for copy in scheduler._copies)):
             refs[block] += 1
+        for move in self.moves():
+            kept = [run.target for number, run in enumerate(move.runs) if run.block and number != move.live]
+            for page in (*move.released, *(page for pages in kept for page in pages)):
+                refs[page] += 1
         computed = self.computed()
         for seq in {*here, *computed}:
             assert seq.num_scheduled <= len(seq.block_ids) * BLOCK_SIZE
             assert seq.steps_under_way == (seq in computed)
             assert seq.steps_under_way or not (seq.num_under_way or seq.num_pending)
             assert seq.hashes == hash_blocks(seq.token_ids, BLOCK_SIZE)[: len(seq.hashes)]
-            for block in seq.block_ids:
+            for block in seq.held_pages():
                 refs[block] += 1
         assert list(refs) == [pool.refs(block) for block in range(pool.num_blocks)]
         self.scribble([b for b in range(pool.num_blocks) if pool.allocatable(b) and pool._digests[b] is None])

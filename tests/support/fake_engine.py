@@ -28,6 +28,7 @@ from baton.grammar.compiler import GrammarCompiler
 from baton.speculation.drafter import Drafter
 from baton.speculation.speculator import Speculator
 from baton_kernels.paged import PagedBatch
+from tests.support.grouped_model import GroupedModel, layout_of
 from tests.support.late_runner import LateLauncher
 
 VOCAB_SIZE = 97
@@ -121,11 +122,13 @@ def fake_engine(
     ahead: Ahead | None = None,
     device: str = "cpu",
     graphs: bool = False,
+    kept: str | None = None,
 ) -> Engine:
     """A small engine; its pool has two heads, two layers and three dimensions, in float32. ``host_blocks``
     are its host tier's; unless ``break_even`` says otherwise, copying always pays there. ``ahead``: whether
     steps are launched ahead, and when they are computed then; None: as the environment says, or not.
-    ``graphs``: decode steps, and verifications of ``num_drafts`` drafts, are replayed, on CUDA."""
+    ``graphs``: decode steps, and verifications of ``num_drafts`` drafts, are replayed, on CUDA. ``kept``: the
+    name of a ``GroupedModel``'s layers, which the engine runs then."""
     limits = SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -136,10 +139,15 @@ def fake_engine(
         priority_aging=priority_aging,
         mixed_prefill_tokens=mixed_prefill_tokens,
     )
+    layout = None if kept is None else layout_of(kept, block_size)
+    shape: tuple[int, ...] = (2, 2, 2, block_size, 3)
+    if layout is not None:
+        model = model or GroupedModel(layout, vocab_size)
+        shape = (layout.page_bytes // 4,)
     model = model or FakeModel(vocab_size)
-    whole = torch.full((num_blocks + graphs, 2, 2, 2, block_size, 3), 777.0, device=device)
+    whole = torch.full((num_blocks + graphs, *shape), 777.0, device=device)
     kv = whole[:num_blocks]
-    runner = ModelRunner(model, kv, block_size, kv.device)
+    runner = ModelRunner(model, kv, block_size, kv.device, layout=layout)
     if graphs:
         width = min(num_blocks, -(-max_model_len // block_size))
         sizes = graph_sizes(max_num_seqs, 1 + num_drafts if drafter else 1)
@@ -152,7 +160,7 @@ def fake_engine(
         tier, host = HostTier(host_blocks, break_even), HostMemory(kv, host_blocks, break_even)
     blocks = BlockPool(num_blocks, block_size, tier.save if tier else None)
     speculator = Speculator(drafter, num_drafts, vocab_size) if drafter else None
-    scheduler = Scheduler(limits, blocks, tier)
+    scheduler = Scheduler(limits, blocks, tier, layout)
     return Engine(runner, scheduler, eos_token_ids, vocab_size, host, grammars, speculator)
 
 
@@ -168,15 +176,19 @@ def run(engine: Engine, *sequences: Sequence, max_steps: int = 1000) -> list[lis
 
 
 def run_alone(
-    prompt_ids: Ids[int], params: ResolvedSampling, eos_token_ids: frozenset[int] = frozenset()
+    prompt_ids: Ids[int],
+    params: ResolvedSampling,
+    eos_token_ids: frozenset[int] = frozenset(),
+    kept: str | None = None,
 ) -> list[int]:
     """What a request yields with an engine to itself: no chunks, no cache, no want of blocks."""
     engine = fake_engine(
-        256,
+        256 if kept is None else 2000,
         max_num_batched_tokens=1024,
         prefill_chunk=1024,
         prefix_caching=False,
         eos_token_ids=eos_token_ids,
+        kept=kept,
     )
     [outputs] = run(engine, Sequence("alone", 1, prompt_ids, params))
     return outputs

@@ -22,6 +22,7 @@ from baton.engine.sequence import Fork, Sequence
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 from tests.support.oracle_beams import Answer, beam_request, search
+from tests.support.runners import arrived
 from tests.unit.test_engine import HookedModel
 
 pytestmark = pytest.mark.usefixtures("launched")
@@ -320,7 +321,7 @@ class TestRefused:
         blocks = engine.pool.allocate(3)
         assert blocks is not None
         with pytest.raises(ValueError, match=why):
-            engine.admit_beams(request, Candidates(token_ids, logprobs), blocks)
+            engine.admit_beams(request, Candidates(token_ids, logprobs), arrived(engine, blocks))
         assert not engine.has_work
         assert engine.stats().blocks.held == 0
 

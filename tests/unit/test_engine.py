@@ -307,11 +307,11 @@ class TestHolding:
 
     def test_reservations_are_given_back(self) -> None:
         engine = fake_engine(num_blocks=4)
-        assert engine.reserve(4)
+        assert engine.reserve(16)
         assert not engine.reserve(1)
         assert engine.stats().blocks_reserved == 4
-        engine.unreserve(4)
-        with pytest.raises(ValueError, match="0 blocks reserved"):
+        engine.unreserve(16)
+        with pytest.raises(ValueError, match="1 pages, with 0 reserved"):
             engine.unreserve(1)
 
 

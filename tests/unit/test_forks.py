@@ -11,7 +11,7 @@ from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine
 from baton.engine.sequence import FinishReason, Fork, Sequence, SequenceStatus
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
-from tests.support.runners import runner_of
+from tests.support.runners import arrived, runner_of
 from tests.unit.test_engine import HookedModel
 
 pytestmark = pytest.mark.usefixtures("launched")
@@ -260,7 +260,7 @@ def test_who_is_preempted_gets_no_copy() -> None:
     blocks = pool.allocate(2)
     assert blocks is not None
     answers = [Sequence(f"r-{i}", 1, prompt(5), params(i), output_ids=[i]) for i in range(3)]
-    assert engine.admit_forked(answers, blocks) == {}
+    assert engine.admit_forked(answers, arrived(engine, blocks)) == {}
     stolen = pool.allocate(pool.num_allocatable - 2)
     assert stolen is not None
     with engine.lock:

@@ -226,7 +226,7 @@ class TestRoom:
         engine.add(seq)
         engine.step()
         if promised:
-            assert engine.reserve(5)
+            assert engine.reserve(20)
         bound = []
         run_step = engine.runner.run
 
