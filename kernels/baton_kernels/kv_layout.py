@@ -154,7 +154,14 @@ class KVLayout:
     def is_plain(self) -> bool:
         """Whether a page is a block: there is one group, which keeps K and V, in one table."""
         [group, *others] = self.groups
-        return not others and isinstance(group.kv, TokenKV) and len(group.tables) == 1
+        kv = group.kv
+        return not others and isinstance(kv, TokenKV) and kv.vectors == 2 and len(group.tables) == 1
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether a sequence keeps each of its blocks, in one page, as long as it is here."""
+        [group, *others] = self.groups
+        return not others and group.kind in ("full", "latent")
 
     @property
     def lost(self) -> float:

@@ -192,7 +192,7 @@ class EngineMachine(RuleBasedStateMachine):
             layout = layout_of(kept, BLOCK_SIZE)
             num_blocks = PageCounts(layout, budget if chunked else 512).of(num_blocks * BLOCK_SIZE)
             num_blocks += 2 * layout.state_pages
-        self.drafter = HostileDrafter(seed, VOCAB_SIZE, wants_hidden=True, truth=self.truth)
+        self.drafter = HostileDrafter(seed, VOCAB_SIZE, wants_hidden=kept is None, truth=self.truth)
         self.break_even = Fickle(BLOCK_SIZE)
         model = FakeModel(VOCAB_SIZE) if kept is None else GroupedModel(layout, VOCAB_SIZE)
         self.model = MeddlingModel(model)

@@ -44,9 +44,9 @@ class GroupedModel:
         pool = pool.view(len(pool), -1)
         self._write(token_ids, batch, pool)
         hidden = torch.zeros(len(token_ids), dtype=torch.int64)
-        for group in self.layout.token_groups:
-            for table in group.tables:
-                hidden += self._seen(batch.of_table(table), pool, table, group) * (table + 1)
+        for number, group in enumerate(self.layout.token_groups, 1):
+            seen = [self._seen(batch.of_table(table), pool, table, group) for table in group.tables]
+            hidden += sum(seen) * number // len(seen)  # as many tables as there may be, they hold the same
         if batch.states is not None:
             hidden += self._advance(token_ids, batch, pool)
         hidden %= _MODULUS
@@ -123,8 +123,8 @@ class GroupedModel:
 
 def _mixed(view: Tensor, tables: Tensor, contexts: Tensor, window: Window | None) -> Tensor:
     """[R, W] page ids and [R] contexts -> [R] int64."""
-    seen = view[tables].long().sum(dim=(2, 3, 4, 6))  # [R, W, block_size]
-    numbers = seen.flatten(1)
+    whole = view[tables].long().sum(dim=(2, 3, 4, 6))  # [R, W, block_size]
+    numbers = (whole // (view[0].numel() // view.shape[4])).flatten(1)
     at = torch.arange(numbers.shape[1])
     first = torch.zeros_like(contexts)
     if isinstance(window, ChunkedWindow):

@@ -164,6 +164,7 @@ class Scheduler:
         self.cache = PrefixCache(self.layout, pool, tier, self.counts)
         self.states = SequenceStates(pool, self.layout.state_pages, len(self.layout.groups) - 1)
         self._tables = self.layout.num_tables
+        self._keeps_blocks = self.layout.keeps_blocks
         self._windows = tuple(
             (number, group) for number, group in enumerate(self.layout.groups) if group.kind == "window"
         )
@@ -181,7 +182,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self._pool_tokens = self.counts.most_tokens(pool.num_blocks, limits.max_model_len)
         """The tokens of the longest sequence that the pool holds."""
-        self._pages_are = f"blocks of {pool.block_size}" if self.layout.is_plain else "pages"
+        self._pages_are = f"blocks of {pool.block_size}" if self._keeps_blocks else "pages"
         self._arrivals = 0
         self._waiting_tokens = 0
         self._copies: list[Copy] = []
@@ -747,7 +748,7 @@ class Scheduler:
         their blocks, and decoding sequences one to grow. A sequence that started in these would soon be
         preempted."""
         taken = self.reserved_blocks
-        if self.layout.is_plain:
+        if self._keeps_blocks:
             for seq in (*self.running, *self.joining):
                 tokens = seq.num_tokens + seq.num_pending
                 taken += self._blocks_for(tokens) - len(seq.block_ids) + (not seq.hold_after_prefill)
@@ -793,7 +794,7 @@ class Scheduler:
         full = min(full, seq.num_tokens // self.pool.block_size)
         seq.extend_hashes(self.pool.block_size)
         for i in range(seq.num_indexed, full):
-            if self.layout.is_plain:
+            if self._keeps_blocks:
                 self.pool.commit(seq.block_ids[i], seq.hashes[i])
             else:
                 self._index_block(seq, i)
@@ -848,7 +849,7 @@ class Scheduler:
                 f"{self.limits.max_num_seqs} sequences at once"
             )
         longest = min(seq.num_prompt + seq.params.max_tokens, self.limits.max_model_len)
-        if self.layout.is_plain:
+        if self._keeps_blocks:
             shared = seq.num_prompt // self.pool.block_size
             needed = shared + width * (self._blocks_for(longest) - shared + 1)
         else:
