@@ -86,5 +86,5 @@ def test_a_state_is_found_at_its_last_snapshot_within_the_pages() -> None:
 def test_a_window_of_nothing_is_refused(window: int) -> None:
     with pytest.raises(ValueError, match=f"a window must be at least 1, not {window}"):
         GroupNeeds("window", window)
-    with pytest.raises(ValueError, match="a group of kind full has no window, not one of 5"):
+    with pytest.raises(ValueError, match="a group of kind full has no window, but was given window 5"):
         GroupNeeds("full", 5)

@@ -4,12 +4,15 @@ its prefix cache against its pool."""
 from __future__ import annotations
 
 import os
+from functools import partial
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.core.block_hash import short
+from baton.core.kv_groups_proto import needs_to_proto
+from baton.core.prefix_hit import GroupNeeds, longest_hit
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.prefix_journal import MAX_KEPT
 from baton.router.placement.index import PrefixIndex
@@ -105,12 +108,60 @@ TestIndex = IndexMachine.TestCase
 TestIndex.settings = SETTINGS
 
 
+WINDOWS = st.builds(GroupNeeds, st.just("window"), st.integers(1, 24), st.booleans())
+NEEDS = st.lists(
+    st.one_of(st.builds(GroupNeeds, st.sampled_from(["full", "latent", "state"])), WINDOWS), max_size=4
+)
+
+
+def is_held(own: list[set[int]], group: int, at: int) -> bool:
+    return at in own[group]
+
+
+@settings(max_examples=SETTINGS.max_examples * 4, deadline=None)
+@given(st.data(), NEEDS, st.integers(1, 8), st.integers(0, 12), st.integers(1, 5))
+def test_the_index_knows_how_far_each_worker_can_go_on(
+    data: st.DataObject, needs: list[GroupNeeds], block_size: int, num_blocks: int, workers: int
+) -> None:
+    """``held``: worker → group → its blocks of the prompt. Most are there, or no hit would be long."""
+    index = PrefixIndex()
+    chain = data.draw(
+        st.lists(st.integers(0, 2**64 - 1), min_size=num_blocks, max_size=num_blocks, unique=True)
+    )
+    held: dict[int, list[set[int]]] = {}
+    for _ in range(workers):
+        worker = index.add_worker()
+        held[worker] = []
+        for group in range(len(needs)):
+            lacks = data.draw(st.sets(st.integers(0, 12), max_size=4))
+            index.store(worker, chain, group)
+            index.remove(worker, [block for at, block in enumerate(chain) if at in lacks], group)
+            held[worker].append(set(range(num_blocks)) - lacks)
+    among = data.draw(st.none() | st.integers(0, 2**workers - 1))
+    hits: dict[int, int] = {}
+    for worker, own in held.items():
+        if among is None or among >> worker & 1:
+            hits[worker] = longest_hit(needs, block_size, num_blocks, partial(is_held, own))
+    found = index.going_on(chain, needs, block_size, among)
+    assert found == {worker: count for worker, count in hits.items() if count}
+    if len(needs) == 1 and needs[0].keeps_all:
+        assert index.leading(chain, among) == found
+
+
+GROUPS = (GroupNeeds("full"), GroupNeeds("window", 5), GroupNeeds("state"))
+
+
 def digest(content: int) -> bytes:
     return bytes([content + 1]) * 32
 
 
+def key(content: int, group: int) -> bytes:
+    return digest(content) + (bytes([group]) if group else b"")
+
+
 class AccountMachine(RuleBasedStateMachine):
-    """A worker's pool, its feed, and a router that may miss messages."""
+    """A worker's pool, its feed, and a router that may miss messages. What its groups keep of a block comes
+    and goes apart."""
 
     @initialize(num_blocks=st.integers(1, 9), most=st.sampled_from([1, 2, 4096]))
     def start(self, num_blocks: int, most: int) -> None:
@@ -119,7 +170,8 @@ class AccountMachine(RuleBasedStateMachine):
         self.pool: BlockPool = self.engine.pool
         self.feed = BlockFeed(self.engine, most)
         self.router = Prefixes()
-        self.router.joined("w", pb.WorkerHello(tells_blocks=True, block_size=4))
+        groups = map(needs_to_proto, GROUPS)
+        self.router.joined("w", pb.WorkerHello(tells_blocks=True, block_size=4, kv_groups=groups))
         self.holds: list[list[int]] = []
 
     @rule(n=st.integers(1, 3))
@@ -134,11 +186,12 @@ class AccountMachine(RuleBasedStateMachine):
         self.pool.free(self.holds.pop(pick % len(self.holds)))
 
     @precondition(lambda self: self.holds)
-    @rule(pick=PICK, content=st.integers(0, 5))
-    def commit(self, pick: int, content: int) -> None:
+    @rule(pick=PICK, content=st.integers(0, 5), group=st.integers(0, 2))
+    def commit(self, pick: int, content: int, group: int) -> None:
         block = self.holds[pick % len(self.holds)][0]
-        if not any(self.pool.find(digest(other)) == block for other in range(6) if other != content):
-            self.pool.commit(block, digest(content))
+        others = {key(c, g) for c in range(6) for g in range(3)} - {key(content, group)}
+        if not any(self.pool.find(other) == block for other in others):
+            self.pool.commit(block, key(content, group))
 
     @rule(heard=st.booleans())
     def tell(self, heard: bool) -> None:
@@ -156,8 +209,10 @@ class AccountMachine(RuleBasedStateMachine):
     def take(self) -> pb.BlockEvents | None:
         events = self.feed.take()
         if events is not None:
-            assert len(events.stored) + len(events.removed) <= self.most
-            assert not set(events.stored) & set(events.removed)
+            each: list[pb.BlockEvents | pb.GroupEvents] = [events, *events.more]
+            assert sum(len(of_group.stored) + len(of_group.removed) for of_group in each) <= self.most
+            assert not any(set(of_group.stored) & set(of_group.removed) for of_group in each)
+            assert all(more.stored or more.removed for more in events.more)
         return events
 
     def tell_all(self) -> None:
@@ -179,10 +234,15 @@ class AccountMachine(RuleBasedStateMachine):
         for _ in range(ASK_AGAIN):
             self.pool.journal.removed(digest(8))
             self.tell_all()
-        index = self.router.index
-        known = {content for content in range(10) if index.leading([short(digest(content))])}
-        assert known == {content for content in range(10) if self.pool.find(digest(content)) is not None}
+        names = [(content, group) for content in range(10) for group in range(3)]
+        known = {name for name in names if self.router_knows(*name)}
+        assert known == {name for name in names if self.pool.find(key(*name)) is not None}
         assert not self.feed.behind
+
+    def router_knows(self, content: int, group: int) -> bool:
+        """Whether the index has the entry: a block is a hit for a model whose other groups need nothing."""
+        needs = [GroupNeeds("full") if n == group else GroupNeeds("window", 1) for n in range(3)]
+        return bool(self.router.index.going_on([short(digest(content))], needs, 4))
 
 
 TestAccount = AccountMachine.TestCase

@@ -46,6 +46,7 @@ from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.beats import BeatService
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
+from baton.worker.kv_groups import groups_of
 from baton.worker.main import start_timers
 from baton.worker.role_switch import RoleSwitch
 from baton.worker.routers import Routers
@@ -141,6 +142,7 @@ class LocalWorker:
             mixed_prefill_tokens=self.engine.scheduler.limits.max_num_batched_tokens,
             tells_blocks=self.engine.scheduler.limits.prefix_caching,
             kv_bytes_per_token=self._kv_bytes_per_token,
+            kv_groups=groups_of(self.engine.scheduler.layout),
         )
         if self._tells_terms:
             hello.revision = self._revision

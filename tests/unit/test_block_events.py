@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from baton.core.block_hash import chain, hash_blocks, short
+from baton.core.kv_groups_proto import needs_to_proto
+from baton.core.prefix_hit import GroupNeeds
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sequence import Sequence
 from baton.router.placement.prefixes import Prefixes
@@ -15,6 +17,8 @@ from tests.support.fake_engine import fake_engine, run
 from tests.support.local_worker import LocalWorker, answer, local_ring, until
 
 HELLO = pb.WorkerHello(tells_blocks=True, block_size=4)
+GROUPS = [GroupNeeds("full"), GroupNeeds("window", 6), GroupNeeds("state")]
+GROUPED = pb.WorkerHello(tells_blocks=True, block_size=4, kv_groups=map(needs_to_proto, GROUPS))
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40, 5, 6, 1]
 
 
@@ -101,6 +105,83 @@ class TestRouter:
         prefixes.joined("w", HELLO)
         assert prefixes.told("w", pb.BlockEvents(first=3, end=3, restart=True, left=1))
         assert not prefixes.told("w", pb.BlockEvents(first=3, end=4, removed=[8]))
+
+
+class TestGroups:
+    """A worker with a full group, a window of 6 tokens and a state, in blocks of 4: behind n blocks it needs
+    all of them, the last two of the window's, and the state's at the last."""
+
+    def joined(self, worker: str, *groups: list[int]) -> Prefixes:
+        """Return a router's account of a worker with these blocks of each group."""
+        prefixes = Prefixes()
+        prefixes.joined(worker, GROUPED)
+        more = [pb.GroupEvents(group=group, stored=blocks) for group, blocks in enumerate(groups[1:], 1)]
+        assert prefixes.told(worker, pb.BlockEvents(restart=True, stored=groups[0], more=more))
+        return prefixes
+
+    def test_a_worker_is_as_good_as_it_can_go_on(self) -> None:
+        blocks = shorts(PROMPT)
+        assert self.joined("w", blocks, blocks, blocks).cached(PROMPT) == {"w": 12}
+        assert self.joined("w", blocks, blocks[1:], blocks[2:]).cached(PROMPT) == {"w": 12}
+        assert self.joined("w", blocks, blocks, blocks[1:2]).cached(PROMPT) == {"w": 8}, "the last snapshot"
+        assert self.joined("w", blocks, blocks[:2], blocks).cached(PROMPT) == {"w": 8}, "the window's end"
+        assert self.joined("w", blocks[:1], blocks, blocks).cached(PROMPT) == {"w": 4}
+        assert self.joined("w", blocks, blocks[2:], blocks).cached(PROMPT) == {}, "the window has a gap"
+        assert self.joined("w", blocks, blocks, []).cached(PROMPT) == {}, "all is there but a state"
+
+    def test_one_groups_block_is_not_anothers(self) -> None:
+        blocks = shorts(PROMPT)
+        prefixes = self.joined("w", blocks, blocks, blocks)
+        gone = pb.GroupEvents(group=2, removed=blocks[2:])
+        assert prefixes.told("w", pb.BlockEvents(first=0, end=1, more=[gone]))
+        assert prefixes.cached(PROMPT) == {"w": 8}
+        back = pb.GroupEvents(group=2, stored=blocks[2:])
+        assert prefixes.told("w", pb.BlockEvents(first=1, end=2, more=[back]))
+        assert prefixes.cached(PROMPT) == {"w": 12}
+        assert prefixes.told("w", pb.BlockEvents(first=2, end=3, removed=blocks[:1]))
+        assert prefixes.cached(PROMPT) == {}
+        assert not prefixes.told("w", pb.BlockEvents(first=4, end=5, more=[gone])), "a gap in the numbers"
+
+    def test_workers_are_asked_by_what_their_own_layers_keep(self) -> None:
+        blocks = shorts(PROMPT)
+        prefixes = self.joined("grouped", blocks, blocks, blocks[:1])
+        told(prefixes, "plain", blocks)
+        latent = pb.WorkerHello(
+            tells_blocks=True, block_size=4, kv_groups=[needs_to_proto(GroupNeeds("latent"))]
+        )
+        told(prefixes, "latent", blocks[:2], latent)
+        assert prefixes.cached(PROMPT) == {"grouped": 4, "plain": 12, "latent": 8}
+        prefixes.left("grouped")
+        assert prefixes.cached(PROMPT) == {"plain": 12, "latent": 8}
+        for _ in range(4):
+            prefixes.index.sweep(100)
+        assert len(prefixes.index) == 3, "nothing stays of the groups of one that left"
+
+    def test_the_feed_tells_each_entry_by_its_group(self) -> None:
+        engine = fake_engine()
+        feed = BlockFeed(engine, most=4)
+        digests = hash_blocks(PROMPT, 4)
+        keys = [*digests, *(digest + b"\1" for digest in digests[1:]), digests[2] + b"\2"]
+        for block, key in zip(engine.pool.allocate(len(keys)) or [], keys, strict=True):
+            engine.pool.commit(block, key)
+        prefixes = Prefixes()
+        prefixes.joined("w", GROUPED)
+        sizes = []
+        while feed.behind:
+            events = feed.take()
+            assert events is not None and prefixes.told("w", events)
+            sizes.append([len(events.stored), *((more.group, len(more.stored)) for more in events.more)])
+        assert sizes == [[3, (1, 1)], [0, (1, 1), (2, 1)]]
+        assert prefixes.cached(PROMPT) == {"w": 12}
+        engine.pool.journal.removed(keys[-1])
+        engine.pool.journal.removed(keys[0])
+        events = feed.take()
+        assert events == pb.BlockEvents(
+            first=6,
+            end=8,
+            removed=[short(digests[0])],
+            more=[pb.GroupEvents(group=2, removed=[short(digests[2])])],
+        )
 
 
 class TestFeed:

@@ -29,7 +29,8 @@ class GroupNeeds:
             if self.window < 1:
                 raise ValueError(f"a window must be at least 1, not {self.window}")
         elif self.window or self.chunked:
-            raise ValueError(f"a group of kind {self.kind} has no window, not one of {self.window}")
+            given = f"window {self.window}, chunked {self.chunked}"
+            raise ValueError(f"a group of kind {self.kind} has no window, but was given {given}")
 
     @property
     def keeps_all(self) -> bool:

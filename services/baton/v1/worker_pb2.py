@@ -27,15 +27,17 @@ from baton.v1 import inference_pb2 as baton_dot_v1_dot_inference__pb2
 from baton.v1 import parts_pb2 as baton_dot_v1_dot_parts__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x17\x62\x61ton/v1/greeting.proto\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x14\x62\x61ton/v1/parts.proto\"=\n\nRouterBeat\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\r\n\x05proof\x18\x03 \x01(\x0c\"\x11\n\x0fRouterBeatHeard\"h\n\x11SwitchRoleRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\x12\r\n\x05proof\x18\x04 \x01(\x0c\"\\\n\x0fSwitchRoleReply\x12\x1b\n\x03was\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x1b\n\x03now\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xb5\x03\n\rRouterMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.RouterHelloH\x00\x12\"\n\x06submit\x18\x02 \x01(\x0b\x32\x10.baton.v1.SubmitH\x00\x12\"\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x10.baton.v1.CancelH\x00\x12&\n\x05peers\x18\x04 \x01(\x0b\x32\x15.baton.v1.DecodePeersH\x00\x12.\n\theartbeat\x18\x05 \x01(\x0b\x32\x19.baton.v1.RouterHeartbeatH\x00\x12+\n\x0b\x64rain_noted\x18\x06 \x01(\x0b\x32\x14.baton.v1.DrainNotedH\x00\x12\x33\n\x0fsnapshot_wanted\x18\x14 \x01(\x0b\x32\x18.baton.v1.SnapshotWantedH\x00\x12&\n\x08greeting\x18( \x01(\x0b\x32\x12.baton.v1.GreetingH\x00\x12 \n\x05proof\x18) \x01(\x0b\x32\x0f.baton.v1.ProofH\x00\x12%\n\x04part\x18* \x01(\x0b\x32\x15.baton.v1.MessagePartH\x00\x42\t\n\x07message\"\xb9\x01\n\rWorkerMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerHelloH\x00\x12 \n\x05\x66rame\x18\x02 \x01(\x0b\x32\x0f.baton.v1.FrameH\x00\x12)\n\ndrain_done\x18\x03 \x01(\x0b\x32\x13.baton.v1.DrainDoneH\x00\x12(\n\tchallenge\x18( \x01(\x0b\x32\x13.baton.v1.ChallengeH\x00\x42\t\n\x07message\"4\n\x0bRouterHello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x12\n\nbeat_nonce\x18\x1e \x01(\x0c\"\xc2\x03\n\x0bWorkerHello\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x17\n\x0fhandoff_address\x18\t \x01(\t\x12\x13\n\x0bmax_running\x18\n \x01(\r\x12\x15\n\reos_token_ids\x18\x0b \x03(\r\x12\x18\n\x10takes_priorities\x18\x0c \x01(\x08\x12\x15\n\rcompatibility\x18\r \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x14 \x01(\r\x12\x1c\n\x14mixed_prefill_tokens\x18\x15 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x16 \x01(\r\x12\x14\n\x0ctells_blocks\x18\x17 \x01(\x08\x12\x1d\n\x15longest_shared_prompt\x18\x18 \x01(\r\x12\x11\n\ttokenizer\x18\x1e \x01(\t\"2\n\x0b\x44\x65\x63odePeers\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.baton.v1.DecodePeer\":\n\nDecodePeer\x12\x17\n\x0fhandoff_address\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x11\n\x0fRouterHeartbeat\"\x0c\n\nDrainNoted\"\x0b\n\tDrainDone\"\x80\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12(\n\x06params\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x16.baton.v1.DecodeTarget\x12$\n\x08priority\x18\x07 \x01(\x0b\x32\x12.baton.v1.Priority\x12\x1d\n\x05\x66orks\x18\n \x03(\x0b\x32\x0e.baton.v1.Fork\x12\x12\n\ncache_salt\x18\x1e \x01(\x0c\"<\n\x04\x46ork\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x12\n\noutput_ids\x18\x03 \x03(\r\"L\n\x0c\x44\x65\x63odeTarget\x12\x17\n\x0fhandoff_address\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\"?\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08\x66ork_ids\x18\x03 \x03(\t\"\x10\n\x0eSnapshotWanted\"\x94\x01\n\x05\x46rame\x12$\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x14.baton.v1.TokenDelta\x12\x1c\n\x04load\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Load\x12%\n\x06\x62locks\x18\x14 \x01(\x0b\x32\x15.baton.v1.BlockEvents\x12 \n\x06phases\x18\x15 \x03(\x0b\x32\x10.baton.v1.Phases\"\xb3\x01\n\x06Phases\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12*\n\x07\x63ompute\x18\x03 \x01(\x0b\x32\x17.baton.v1.ComputePhasesH\x00\x12*\n\x07handoff\x18\x04 \x01(\x0b\x32\x17.baton.v1.HandoffPhasesH\x00\x12$\n\x04join\x18\x05 \x01(\x0b\x32\x14.baton.v1.JoinPhasesH\x00\x42\x06\n\x04part\"\x97\x01\n\rComputePhases\x12\x0f\n\x07link_us\x18\x01 \x01(\x04\x12\x0f\n\x07room_us\x18\x02 \x01(\x04\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x12\n\ncompute_us\x18\x04 \x01(\x04\x12\x12\n\npublish_us\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\r\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\"\x90\x01\n\rHandoffPhases\x12\x0f\n\x07room_us\x18\x01 \x01(\x04\x12\x0f\n\x07wait_us\x18\x02 \x01(\x04\x12\x10\n\x08grant_us\x18\x03 \x01(\x04\x12\x13\n\x0btransfer_us\x18\x04 \x01(\x04\x12\x10\n\x08\x66lush_us\x18\x05 \x01(\x04\x12\x11\n\tcommit_us\x18\x06 \x01(\x04\x12\x11\n\tconnector\x18\x07 \x01(\t\"C\n\nJoinPhases\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x0f\n\x07step_us\x18\x02 \x01(\x04\x12\x12\n\npublish_us\x18\x03 \x01(\x04\"i\n\x0b\x42lockEvents\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\x12\x0f\n\x07restart\x18\x03 \x01(\x08\x12\x0e\n\x06stored\x18\x04 \x03(\x06\x12\x0f\n\x07removed\x18\x05 \x03(\x06\x12\x0c\n\x04left\x18\x06 \x01(\r\"\xa7\x02\n\nTokenDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tfirst_seq\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x0f\n\x07refused\x18\x08 \x01(\x08\x12\x0c\n\x04lost\x18\t \x01(\x08\x12\'\n\x07\x64\x65tails\x18\n \x01(\x0b\x32\x16.baton.v1.TokenDetails\x12\x0f\n\x07invalid\x18\x0b \x01(\x08\x12\x0f\n\x07\x65xpired\x18\x0c \x01(\x08\x12\x0f\n\x07started\x18\r \x01(\x08\"a\n\x0cTokenDetails\x12$\n\x08logprobs\x18\x01 \x01(\x0b\x32\x12.baton.v1.Logprobs\x12+\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x12.baton.v1.Logprobs\"\xf4\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x04 \x01(\r\x12\x15\n\rblocks_cached\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_held\x18\x06 \x01(\r\x12\x15\n\ropen_handoffs\x18\x07 \x01(\r\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x1a\n\rsubmits_taken\x18\x14 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0f\x62locks_reserved\x18\x15 \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\x16 \x01(\x01\x12\x14\n\x0cstep_base_ms\x18\x17 \x01(\x01\x12\x13\n\x0bstep_row_ms\x18\x18 \x01(\x01\x12\x1b\n\x13handoff_bytes_per_s\x18\x19 \x01(\x01\x42\x10\n\x0e_submits_taken*N\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\r\n\tROLE_BOTH\x10\x03\x32\x8f\x01\n\x06Worker\x12?\n\x07\x43onnect\x12\x17.baton.v1.RouterMessage\x1a\x17.baton.v1.WorkerMessage(\x01\x30\x01\x12\x44\n\nSwitchRole\x12\x1b.baton.v1.SwitchRoleRequest\x1a\x19.baton.v1.SwitchRoleReply2F\n\x0bRouterPulse\x12\x37\n\x04\x42\x65\x61t\x12\x14.baton.v1.RouterBeat\x1a\x19.baton.v1.RouterBeatHeardb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x17\x62\x61ton/v1/greeting.proto\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x14\x62\x61ton/v1/parts.proto\"=\n\nRouterBeat\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\r\n\x05proof\x18\x03 \x01(\x0c\"\x11\n\x0fRouterBeatHeard\"h\n\x11SwitchRoleRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\x12\r\n\x05proof\x18\x04 \x01(\x0c\"\\\n\x0fSwitchRoleReply\x12\x1b\n\x03was\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x1b\n\x03now\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xb5\x03\n\rRouterMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.RouterHelloH\x00\x12\"\n\x06submit\x18\x02 \x01(\x0b\x32\x10.baton.v1.SubmitH\x00\x12\"\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x10.baton.v1.CancelH\x00\x12&\n\x05peers\x18\x04 \x01(\x0b\x32\x15.baton.v1.DecodePeersH\x00\x12.\n\theartbeat\x18\x05 \x01(\x0b\x32\x19.baton.v1.RouterHeartbeatH\x00\x12+\n\x0b\x64rain_noted\x18\x06 \x01(\x0b\x32\x14.baton.v1.DrainNotedH\x00\x12\x33\n\x0fsnapshot_wanted\x18\x14 \x01(\x0b\x32\x18.baton.v1.SnapshotWantedH\x00\x12&\n\x08greeting\x18( \x01(\x0b\x32\x12.baton.v1.GreetingH\x00\x12 \n\x05proof\x18) \x01(\x0b\x32\x0f.baton.v1.ProofH\x00\x12%\n\x04part\x18* \x01(\x0b\x32\x15.baton.v1.MessagePartH\x00\x42\t\n\x07message\"\xb9\x01\n\rWorkerMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerHelloH\x00\x12 \n\x05\x66rame\x18\x02 \x01(\x0b\x32\x0f.baton.v1.FrameH\x00\x12)\n\ndrain_done\x18\x03 \x01(\x0b\x32\x13.baton.v1.DrainDoneH\x00\x12(\n\tchallenge\x18( \x01(\x0b\x32\x13.baton.v1.ChallengeH\x00\x42\t\n\x07message\"O\n\x07KVGroup\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.baton.v1.KVGroupKind\x12\x0e\n\x06window\x18\x02 \x01(\r\x12\x0f\n\x07\x63hunked\x18\x03 \x01(\x08\"4\n\x0bRouterHello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x12\n\nbeat_nonce\x18\x1e \x01(\x0c\"\xe8\x03\n\x0bWorkerHello\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x17\n\x0fhandoff_address\x18\t \x01(\t\x12\x13\n\x0bmax_running\x18\n \x01(\r\x12\x15\n\reos_token_ids\x18\x0b \x03(\r\x12\x18\n\x10takes_priorities\x18\x0c \x01(\x08\x12\x15\n\rcompatibility\x18\r \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x14 \x01(\r\x12\x1c\n\x14mixed_prefill_tokens\x18\x15 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x16 \x01(\r\x12\x14\n\x0ctells_blocks\x18\x17 \x01(\x08\x12\x1d\n\x15longest_shared_prompt\x18\x18 \x01(\r\x12$\n\tkv_groups\x18\x19 \x03(\x0b\x32\x11.baton.v1.KVGroup\x12\x11\n\ttokenizer\x18\x1e \x01(\t\"2\n\x0b\x44\x65\x63odePeers\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.baton.v1.DecodePeer\":\n\nDecodePeer\x12\x17\n\x0fhandoff_address\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x11\n\x0fRouterHeartbeat\"\x0c\n\nDrainNoted\"\x0b\n\tDrainDone\"\x80\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12(\n\x06params\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x16.baton.v1.DecodeTarget\x12$\n\x08priority\x18\x07 \x01(\x0b\x32\x12.baton.v1.Priority\x12\x1d\n\x05\x66orks\x18\n \x03(\x0b\x32\x0e.baton.v1.Fork\x12\x12\n\ncache_salt\x18\x1e \x01(\x0c\"<\n\x04\x46ork\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x12\n\noutput_ids\x18\x03 \x03(\r\"L\n\x0c\x44\x65\x63odeTarget\x12\x17\n\x0fhandoff_address\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\"?\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08\x66ork_ids\x18\x03 \x03(\t\"\x10\n\x0eSnapshotWanted\"\x94\x01\n\x05\x46rame\x12$\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x14.baton.v1.TokenDelta\x12\x1c\n\x04load\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Load\x12%\n\x06\x62locks\x18\x14 \x01(\x0b\x32\x15.baton.v1.BlockEvents\x12 \n\x06phases\x18\x15 \x03(\x0b\x32\x10.baton.v1.Phases\"\xb3\x01\n\x06Phases\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12*\n\x07\x63ompute\x18\x03 \x01(\x0b\x32\x17.baton.v1.ComputePhasesH\x00\x12*\n\x07handoff\x18\x04 \x01(\x0b\x32\x17.baton.v1.HandoffPhasesH\x00\x12$\n\x04join\x18\x05 \x01(\x0b\x32\x14.baton.v1.JoinPhasesH\x00\x42\x06\n\x04part\"\x97\x01\n\rComputePhases\x12\x0f\n\x07link_us\x18\x01 \x01(\x04\x12\x0f\n\x07room_us\x18\x02 \x01(\x04\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x12\n\ncompute_us\x18\x04 \x01(\x04\x12\x12\n\npublish_us\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\r\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\"\x90\x01\n\rHandoffPhases\x12\x0f\n\x07room_us\x18\x01 \x01(\x04\x12\x0f\n\x07wait_us\x18\x02 \x01(\x04\x12\x10\n\x08grant_us\x18\x03 \x01(\x04\x12\x13\n\x0btransfer_us\x18\x04 \x01(\x04\x12\x10\n\x08\x66lush_us\x18\x05 \x01(\x04\x12\x11\n\tcommit_us\x18\x06 \x01(\x04\x12\x11\n\tconnector\x18\x07 \x01(\t\"C\n\nJoinPhases\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x0f\n\x07step_us\x18\x02 \x01(\x04\x12\x12\n\npublish_us\x18\x03 \x01(\x04\"\x8e\x01\n\x0b\x42lockEvents\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\x12\x0f\n\x07restart\x18\x03 \x01(\x08\x12\x0e\n\x06stored\x18\x04 \x03(\x06\x12\x0f\n\x07removed\x18\x05 \x03(\x06\x12\x0c\n\x04left\x18\x06 \x01(\r\x12#\n\x04more\x18\x07 \x03(\x0b\x32\x15.baton.v1.GroupEvents\"=\n\x0bGroupEvents\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06stored\x18\x02 \x03(\x06\x12\x0f\n\x07removed\x18\x03 \x03(\x06\"\xa7\x02\n\nTokenDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tfirst_seq\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x0f\n\x07refused\x18\x08 \x01(\x08\x12\x0c\n\x04lost\x18\t \x01(\x08\x12\'\n\x07\x64\x65tails\x18\n \x01(\x0b\x32\x16.baton.v1.TokenDetails\x12\x0f\n\x07invalid\x18\x0b \x01(\x08\x12\x0f\n\x07\x65xpired\x18\x0c \x01(\x08\x12\x0f\n\x07started\x18\r \x01(\x08\"a\n\x0cTokenDetails\x12$\n\x08logprobs\x18\x01 \x01(\x0b\x32\x12.baton.v1.Logprobs\x12+\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x12.baton.v1.Logprobs\"\xf4\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x04 \x01(\r\x12\x15\n\rblocks_cached\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_held\x18\x06 \x01(\r\x12\x15\n\ropen_handoffs\x18\x07 \x01(\r\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x1a\n\rsubmits_taken\x18\x14 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0f\x62locks_reserved\x18\x15 \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\x16 \x01(\x01\x12\x14\n\x0cstep_base_ms\x18\x17 \x01(\x01\x12\x13\n\x0bstep_row_ms\x18\x18 \x01(\x01\x12\x1b\n\x13handoff_bytes_per_s\x18\x19 \x01(\x01\x42\x10\n\x0e_submits_taken*N\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\r\n\tROLE_BOTH\x10\x03*\x91\x01\n\x0bKVGroupKind\x12\x1d\n\x19KV_GROUP_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12KV_GROUP_KIND_FULL\x10\x01\x12\x18\n\x14KV_GROUP_KIND_WINDOW\x10\x02\x12\x18\n\x14KV_GROUP_KIND_LATENT\x10\x03\x12\x17\n\x13KV_GROUP_KIND_STATE\x10\x04\x32\x8f\x01\n\x06Worker\x12?\n\x07\x43onnect\x12\x17.baton.v1.RouterMessage\x1a\x17.baton.v1.WorkerMessage(\x01\x30\x01\x12\x44\n\nSwitchRole\x12\x1b.baton.v1.SwitchRoleRequest\x1a\x19.baton.v1.SwitchRoleReply2F\n\x0bRouterPulse\x12\x37\n\x04\x42\x65\x61t\x12\x14.baton.v1.RouterBeat\x1a\x19.baton.v1.RouterBeatHeardb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=3747
-  _globals['_ROLE']._serialized_end=3825
+  _globals['_ROLE']._serialized_start=3967
+  _globals['_ROLE']._serialized_end=4045
+  _globals['_KVGROUPKIND']._serialized_start=4048
+  _globals['_KVGROUPKIND']._serialized_end=4193
   _globals['_ROUTERBEAT']._serialized_start=108
   _globals['_ROUTERBEAT']._serialized_end=169
   _globals['_ROUTERBEATHEARD']._serialized_start=171
@@ -48,50 +50,54 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERMESSAGE']._serialized_end=828
   _globals['_WORKERMESSAGE']._serialized_start=831
   _globals['_WORKERMESSAGE']._serialized_end=1016
-  _globals['_ROUTERHELLO']._serialized_start=1018
-  _globals['_ROUTERHELLO']._serialized_end=1070
-  _globals['_WORKERHELLO']._serialized_start=1073
-  _globals['_WORKERHELLO']._serialized_end=1523
-  _globals['_DECODEPEERS']._serialized_start=1525
-  _globals['_DECODEPEERS']._serialized_end=1575
-  _globals['_DECODEPEER']._serialized_start=1577
-  _globals['_DECODEPEER']._serialized_end=1635
-  _globals['_ROUTERHEARTBEAT']._serialized_start=1637
-  _globals['_ROUTERHEARTBEAT']._serialized_end=1654
-  _globals['_DRAINNOTED']._serialized_start=1656
-  _globals['_DRAINNOTED']._serialized_end=1668
-  _globals['_DRAINDONE']._serialized_start=1670
-  _globals['_DRAINDONE']._serialized_end=1681
-  _globals['_SUBMIT']._serialized_start=1684
-  _globals['_SUBMIT']._serialized_end=1940
-  _globals['_FORK']._serialized_start=1942
-  _globals['_FORK']._serialized_end=2002
-  _globals['_DECODETARGET']._serialized_start=2004
-  _globals['_DECODETARGET']._serialized_end=2080
-  _globals['_CANCEL']._serialized_start=2082
-  _globals['_CANCEL']._serialized_end=2145
-  _globals['_SNAPSHOTWANTED']._serialized_start=2147
-  _globals['_SNAPSHOTWANTED']._serialized_end=2163
-  _globals['_FRAME']._serialized_start=2166
-  _globals['_FRAME']._serialized_end=2314
-  _globals['_PHASES']._serialized_start=2317
-  _globals['_PHASES']._serialized_end=2496
-  _globals['_COMPUTEPHASES']._serialized_start=2499
-  _globals['_COMPUTEPHASES']._serialized_end=2650
-  _globals['_HANDOFFPHASES']._serialized_start=2653
-  _globals['_HANDOFFPHASES']._serialized_end=2797
-  _globals['_JOINPHASES']._serialized_start=2799
-  _globals['_JOINPHASES']._serialized_end=2866
-  _globals['_BLOCKEVENTS']._serialized_start=2868
-  _globals['_BLOCKEVENTS']._serialized_end=2973
-  _globals['_TOKENDELTA']._serialized_start=2976
-  _globals['_TOKENDELTA']._serialized_end=3271
-  _globals['_TOKENDETAILS']._serialized_start=3273
-  _globals['_TOKENDETAILS']._serialized_end=3370
-  _globals['_LOAD']._serialized_start=3373
-  _globals['_LOAD']._serialized_end=3745
-  _globals['_WORKER']._serialized_start=3828
-  _globals['_WORKER']._serialized_end=3971
-  _globals['_ROUTERPULSE']._serialized_start=3973
-  _globals['_ROUTERPULSE']._serialized_end=4043
+  _globals['_KVGROUP']._serialized_start=1018
+  _globals['_KVGROUP']._serialized_end=1097
+  _globals['_ROUTERHELLO']._serialized_start=1099
+  _globals['_ROUTERHELLO']._serialized_end=1151
+  _globals['_WORKERHELLO']._serialized_start=1154
+  _globals['_WORKERHELLO']._serialized_end=1642
+  _globals['_DECODEPEERS']._serialized_start=1644
+  _globals['_DECODEPEERS']._serialized_end=1694
+  _globals['_DECODEPEER']._serialized_start=1696
+  _globals['_DECODEPEER']._serialized_end=1754
+  _globals['_ROUTERHEARTBEAT']._serialized_start=1756
+  _globals['_ROUTERHEARTBEAT']._serialized_end=1773
+  _globals['_DRAINNOTED']._serialized_start=1775
+  _globals['_DRAINNOTED']._serialized_end=1787
+  _globals['_DRAINDONE']._serialized_start=1789
+  _globals['_DRAINDONE']._serialized_end=1800
+  _globals['_SUBMIT']._serialized_start=1803
+  _globals['_SUBMIT']._serialized_end=2059
+  _globals['_FORK']._serialized_start=2061
+  _globals['_FORK']._serialized_end=2121
+  _globals['_DECODETARGET']._serialized_start=2123
+  _globals['_DECODETARGET']._serialized_end=2199
+  _globals['_CANCEL']._serialized_start=2201
+  _globals['_CANCEL']._serialized_end=2264
+  _globals['_SNAPSHOTWANTED']._serialized_start=2266
+  _globals['_SNAPSHOTWANTED']._serialized_end=2282
+  _globals['_FRAME']._serialized_start=2285
+  _globals['_FRAME']._serialized_end=2433
+  _globals['_PHASES']._serialized_start=2436
+  _globals['_PHASES']._serialized_end=2615
+  _globals['_COMPUTEPHASES']._serialized_start=2618
+  _globals['_COMPUTEPHASES']._serialized_end=2769
+  _globals['_HANDOFFPHASES']._serialized_start=2772
+  _globals['_HANDOFFPHASES']._serialized_end=2916
+  _globals['_JOINPHASES']._serialized_start=2918
+  _globals['_JOINPHASES']._serialized_end=2985
+  _globals['_BLOCKEVENTS']._serialized_start=2988
+  _globals['_BLOCKEVENTS']._serialized_end=3130
+  _globals['_GROUPEVENTS']._serialized_start=3132
+  _globals['_GROUPEVENTS']._serialized_end=3193
+  _globals['_TOKENDELTA']._serialized_start=3196
+  _globals['_TOKENDELTA']._serialized_end=3491
+  _globals['_TOKENDETAILS']._serialized_start=3493
+  _globals['_TOKENDETAILS']._serialized_end=3590
+  _globals['_LOAD']._serialized_start=3593
+  _globals['_LOAD']._serialized_end=3965
+  _globals['_WORKER']._serialized_start=4196
+  _globals['_WORKER']._serialized_end=4339
+  _globals['_ROUTERPULSE']._serialized_start=4341
+  _globals['_ROUTERPULSE']._serialized_end=4411
 # @@protoc_insertion_point(module_scope)

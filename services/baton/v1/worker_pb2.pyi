@@ -43,6 +43,35 @@ ROLE_DECODE: Role.ValueType  # 2
 ROLE_BOTH: Role.ValueType  # 3
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
+class _KVGroupKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KVGroupKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KVGroupKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KV_GROUP_KIND_UNSPECIFIED: _KVGroupKind.ValueType  # 0
+    KV_GROUP_KIND_FULL: _KVGroupKind.ValueType  # 1
+    """K and V of all tokens: all blocks"""
+    KV_GROUP_KIND_WINDOW: _KVGroupKind.ValueType  # 2
+    """of the last tokens: the blocks that the next token sees"""
+    KV_GROUP_KIND_LATENT: _KVGroupKind.ValueType  # 3
+    """a latent vector of all tokens: all blocks"""
+    KV_GROUP_KIND_STATE: _KVGroupKind.ValueType  # 4
+    """a state of the sequence: its entry at the last block, the state behind it"""
+
+class KVGroupKind(_KVGroupKind, metaclass=_KVGroupKindEnumTypeWrapper): ...
+
+KV_GROUP_KIND_UNSPECIFIED: KVGroupKind.ValueType  # 0
+KV_GROUP_KIND_FULL: KVGroupKind.ValueType  # 1
+"""K and V of all tokens: all blocks"""
+KV_GROUP_KIND_WINDOW: KVGroupKind.ValueType  # 2
+"""of the last tokens: the blocks that the next token sees"""
+KV_GROUP_KIND_LATENT: KVGroupKind.ValueType  # 3
+"""a latent vector of all tokens: all blocks"""
+KV_GROUP_KIND_STATE: KVGroupKind.ValueType  # 4
+"""a state of the sequence: its entry at the last block, the state behind it"""
+Global___KVGroupKind: _TypeAlias = KVGroupKind  # noqa: Y015
+
 @_typing.final
 class RouterBeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -241,6 +270,35 @@ class WorkerMessage(_message.Message):
 Global___WorkerMessage: _TypeAlias = WorkerMessage  # noqa: Y015
 
 @_typing.final
+class KVGroup(_message.Message):
+    """Layers that keep the same of a sequence. To go on behind a prefix, each group needs what its kind says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    CHUNKED_FIELD_NUMBER: _builtins.int
+    kind: Global___KVGroupKind.ValueType
+    window: _builtins.int
+    """of KV_GROUP_KIND_WINDOW, at least 1: the tokens that a query sees, its own included"""
+    chunked: _builtins.bool
+    """A query sees its own run of ``window`` tokens, up to itself; runs begin at the multiples of ``window``."""
+    def __init__(
+        self,
+        *,
+        kind: Global___KVGroupKind.ValueType = ...,
+        window: _builtins.int = ...,
+        chunked: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunked", b"chunked", "kind", b"kind", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KVGroup: _TypeAlias = KVGroup  # noqa: Y015
+
+@_typing.final
 class RouterHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -288,6 +346,7 @@ class WorkerHello(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     TELLS_BLOCKS_FIELD_NUMBER: _builtins.int
     LONGEST_SHARED_PROMPT_FIELD_NUMBER: _builtins.int
+    KV_GROUPS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """128 random bits in hex, new for every process start and change of role"""
@@ -323,6 +382,12 @@ class WorkerHello(_message.Message):
     """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def kv_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVGroup]:
+        """What its model's layers keep, by which routers know how far it can go on with what its prefix cache has. At
+        most 256. Empty: one group that keeps all tokens.
+        """
+
     def __init__(
         self,
         *,
@@ -344,11 +409,12 @@ class WorkerHello(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         tells_blocks: _builtins.bool = ...,
         longest_shared_prompt: _builtins.int = ...,
+        kv_groups: _abc.Iterable[Global___KVGroup] | None = ...,
         tokenizer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "compatibility", b"compatibility", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "longest_shared_prompt", b"longest_shared_prompt", "max_model_len", b"max_model_len", "max_running", b"max_running", "mixed_prefill_tokens", b"mixed_prefill_tokens", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "tells_blocks", b"tells_blocks", "tokenizer", b"tokenizer", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "compatibility", b"compatibility", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_groups", b"kv_groups", "longest_shared_prompt", b"longest_shared_prompt", "max_model_len", b"max_model_len", "max_running", b"max_running", "mixed_prefill_tokens", b"mixed_prefill_tokens", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "tells_blocks", b"tells_blocks", "tokenizer", b"tokenizer", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -812,9 +878,10 @@ Global___JoinPhases: _TypeAlias = JoinPhases  # noqa: Y015
 @_typing.final
 class BlockEvents(_message.Message):
     """What entered and left a worker's prefix cache: the first 8 bytes, little-endian, of each block's digest
-    (baton/core/block_hash.py). Events are numbered on the worker, and a message holds what they come to: a block that
-    entered and left within it is in ``removed`` only. A snapshot is a message with ``restart`` and the ``left``
-    ones that follow it. At most 4096 hashes in a message.
+    (baton/core/block_hash.py), by the group of layers that keeps it. Events are numbered on the worker, over all
+    groups, and a message holds what they come to: a block of a group that entered and left within it is in
+    ``removed`` only. A snapshot is a message with ``restart`` and the ``left`` ones that follow it. At most 4096
+    hashes in a message, of all groups together.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -825,6 +892,7 @@ class BlockEvents(_message.Message):
     STORED_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     """number of the first event in here: where the message before ended"""
     end: _builtins.int
@@ -834,9 +902,15 @@ class BlockEvents(_message.Message):
     left: _builtins.int
     """messages of the snapshot that follow this one"""
     @_builtins.property
-    def stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of group 0"""
+
     @_builtins.property
-    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of group 0"""
+
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupEvents]: ...
     def __init__(
         self,
         *,
@@ -846,14 +920,45 @@ class BlockEvents(_message.Message):
         stored: _abc.Iterable[_builtins.int] | None = ...,
         removed: _abc.Iterable[_builtins.int] | None = ...,
         left: _builtins.int = ...,
+        more: _abc.Iterable[Global___GroupEvents] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first", b"first", "left", b"left", "removed", b"removed", "restart", b"restart", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first", b"first", "left", b"left", "more", b"more", "removed", b"removed", "restart", b"restart", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlockEvents: _TypeAlias = BlockEvents  # noqa: Y015
+
+@_typing.final
+class GroupEvents(_message.Message):
+    """Events of a group but the first, in the message that brings them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    """index in WorkerHello.kv_groups"""
+    @_builtins.property
+    def stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        stored: _abc.Iterable[_builtins.int] | None = ...,
+        removed: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupEvents: _TypeAlias = GroupEvents  # noqa: Y015
 
 @_typing.final
 class TokenDelta(_message.Message):

@@ -3,7 +3,9 @@ frame."""
 
 from __future__ import annotations
 
-from baton.core.block_hash import short
+from collections.abc import Iterable
+
+from baton.core.block_hash import DIGEST_BYTES, short
 from baton.engine.engine import Engine
 from baton.v1 import worker_pb2
 
@@ -18,8 +20,8 @@ class BlockFeed:
         """``most``: most hashes in a message."""
         self._engine = engine
         self._most = most
-        self._snapshot: list[int] = []
-        """The rest of the snapshot, not sent yet, in reverse order."""
+        self._snapshot: list[bytes] = []
+        """The keys that are left of the snapshot, not sent yet, in reverse order."""
         self._restart = True
         self._next = 0
 
@@ -44,23 +46,39 @@ class BlockFeed:
         if changes.first == changes.end:
             return None
         self._next = changes.end
-        return worker_pb2.BlockEvents(
-            first=changes.first,
-            end=changes.end,
-            stored=map(short, changes.stored),
-            removed=map(short, changes.removed),
-        )
+        events = worker_pb2.BlockEvents(first=changes.first, end=changes.end)
+        _add(events, changes.stored, changes.removed)
+        return events
 
     def _begin(self) -> worker_pb2.BlockEvents:
         self._restart = False
-        digests, self._next = self._engine.prefix_snapshot()
-        self._snapshot = [short(digest) for digest in reversed(digests)]
+        keys, self._next = self._engine.prefix_snapshot()
+        self._snapshot = keys[::-1]
         return self._tell_part(restart=True)
 
     def _tell_part(self, *, restart: bool) -> worker_pb2.BlockEvents:
         part = self._snapshot[: -self._most - 1 : -1]
         del self._snapshot[-self._most :]
         left = -(-len(self._snapshot) // self._most)
-        return worker_pb2.BlockEvents(
-            first=self._next, end=self._next, restart=restart, stored=part, left=left
-        )
+        events = worker_pb2.BlockEvents(first=self._next, end=self._next, restart=restart, left=left)
+        _add(events, part, ())
+        return events
+
+
+def _add(events: worker_pb2.BlockEvents, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
+    """Add keys of the prefix cache to a message, by their groups."""
+    came, went = _by_group(stored), _by_group(removed)
+    events.stored.extend(came.pop(0, ()))
+    events.removed.extend(went.pop(0, ()))
+    for group in sorted(came.keys() | went.keys()):
+        events.more.add(group=group, stored=came.get(group), removed=went.get(group))
+
+
+def _by_group(keys: Iterable[bytes]) -> dict[int, list[int]]:
+    """Return group → the hashes of its blocks. A key is a block's digest and, but for group 0, a byte that
+    names the group."""
+    hashes: dict[int, list[int]] = {}
+    for key in keys:
+        group = key[DIGEST_BYTES] if len(key) > DIGEST_BYTES else 0
+        hashes.setdefault(group, []).append(short(key))
+    return hashes

@@ -51,6 +51,7 @@ from baton.worker.beats import BeatService
 from baton.worker.config import WorkerConfig
 from baton.worker.drain import LIVE_SERVICE, READY_SERVICES, Drain
 from baton.worker.engine_loop import EngineLoop
+from baton.worker.kv_groups import groups_of
 from baton.worker.metrics import WorkerCollector
 from baton.worker.role_switch import RoleSwitch
 from baton.worker.routers import Routers
@@ -368,6 +369,7 @@ class WorkerServer:
             chunk_tokens=min(limits.prefill_chunk, limits.max_num_batched_tokens),
             tells_blocks=limits.prefix_caching,
             longest_shared_prompt=limits.longest_shared_prompt or 0,
+            kv_groups=groups_of(self._engine.scheduler.layout),
             kv_bytes_per_token=len(whole.heads) * len(whole.layers) * head_bytes,
             compatibility=compatibility_digest(compatibility),
             tokenizer=self._served.tokenizer,

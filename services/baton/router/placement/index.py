@@ -1,23 +1,29 @@
 """The index of the KV blocks that workers hold: one table for all workers, models and tenants.
 
-Blocks of different models, block sizes or tenants have different digests, so one table holds them all. The
-table is built from the block events of the workers' prefix caches, and nothing is guessed.
+Blocks of different models, block sizes or tenants have different digests, so one table holds them all. What
+a model's groups of layers keep of one block are entries of their own, as they come and go apart. The table is
+built from the block events of the workers' prefix caches, and nothing is guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from baton.core.prefix_hit import GroupNeeds
+from baton.router.placement.window_tail import WindowTail
 
 MAX_BLOCKS = 2_000_000
-"""Most distinct blocks. Each takes 90 to 150 bytes (``python -m loadtest.placement --parts memory``): 300
-MB."""
+"""Most distinct blocks, each counted once for every group that keeps it. Each takes 90 to 150 bytes
+(``python -m loadtest.placement --parts memory``): 300 MB."""
 
 
 class PrefixIndex:
-    """A map from the hash of a block to the workers that hold it, as the bits of an integer.
+    """A map from the hash of a block, and the group that keeps it, to the workers that hold it, as the bits
+    of an integer.
 
     Workers have small numbers; a number is reused once the last block of its former worker is swept away. A
-    query costs one look-up for each leading block that any worker holds, however many workers there are.
+    query costs one look-up in each group for each leading block that any worker holds, however many workers
+    there are.
     Beyond ``max_blocks`` new blocks are dropped, and counted.
     """
 
@@ -77,9 +83,9 @@ class PrefixIndex:
 
     # --- blocks
 
-    def store(self, worker: int, blocks: Iterable[int]) -> None:
+    def store(self, worker: int, blocks: Iterable[int], group: int = 0) -> None:
         holders, bit = self._holders, self._bits[worker]
-        for block in blocks:
+        for block in _of_group(blocks, group):
             held = holders.get(block)
             if held is not None:
                 holders[block] = held | bit
@@ -88,9 +94,9 @@ class PrefixIndex:
             else:
                 self.dropped_blocks += 1
 
-    def remove(self, worker: int, blocks: Iterable[int]) -> None:
+    def remove(self, worker: int, blocks: Iterable[int], group: int = 0) -> None:
         holders, keep = self._holders, ~self._bits[worker]
-        for block in blocks:
+        for block in _of_group(blocks, group):
             held = holders.get(block)
             if held is None:
                 continue
@@ -120,6 +126,63 @@ class PrefixIndex:
         if count:
             _note(found, going, count)
         return found
+
+    def going_on(
+        self, chain: Iterable[int], needs: Sequence[GroupNeeds], block_size: int, among: int | None = None
+    ) -> dict[int, int]:
+        """Return worker → the most leading blocks of ``chain`` behind which all groups can go on there: what
+        ``longest_hit`` says of each worker, for all of them at once. Workers that can with none are left out.
+        """
+        get = self._holders.get
+        going = self._live if among is None else self._live & among
+        marks: dict[str, list[int]] = {"full": [], "latent": [], "state": []}
+        tails: list[tuple[int, WindowTail]] = []
+        for group, need in enumerate(needs):
+            if need.kind == "window":
+                tails.append((_mark(group), WindowTail(need, block_size)))
+            else:
+                marks[need.kind].append(_mark(group))
+        whole, states = marks["full"] + marks["latent"], marks["state"]
+        able: list[int] = []
+        """The workers that can go on behind 1, 2, ... blocks."""
+        for block in chain:
+            for mark in whole:
+                going &= get(block ^ mark, 0)
+            if not going:
+                break
+            here = going
+            for mark in states:
+                here &= get(block ^ mark, 0)
+            for mark, tail in tails:
+                here &= tail.holders_behind(get(block ^ mark, 0))
+            able.append(here)
+        return _last_of(able)
+
+
+def _mark(group: int) -> int:
+    """Return what tells a group's entries from those of others: 64 bits that are mixed into a block's hash.
+    Hashes are as good as random, so that different marks are all it takes."""
+    return group * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+
+
+def _of_group(blocks: Iterable[int], group: int) -> Iterable[int]:
+    """Return the names of a group's entries."""
+    if group == 0:
+        return blocks
+    mark = _mark(group)
+    return (block ^ mark for block in blocks)
+
+
+def _last_of(able: Sequence[int]) -> dict[int, int]:
+    """Return worker → the last count, from 1, at which it is among ``able``."""
+    found: dict[int, int] = {}
+    noted = 0
+    for count in range(len(able), 0, -1):
+        new = able[count - 1] & ~noted
+        if new:
+            _note(found, new, count)
+            noted |= new
+    return found
 
 
 def _note(found: dict[int, int], workers: int, count: int) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from baton.core.block_hash import chain, short
+from baton.core.kv_groups_proto import needs_from_proto
+from baton.core.prefix_hit import GroupNeeds
 from baton.router.placement.index import PrefixIndex
 from baton.v1 import worker_pb2 as pb
 
@@ -15,13 +18,26 @@ ASK_AGAIN = 32
 before it was asked."""
 
 
+class CacheShape(NamedTuple):
+    """How a worker's prefix cache is asked."""
+
+    block_size: int
+    needs: tuple[GroupNeeds, ...]
+    """What a hit needs of each group."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all leading blocks that a cache has are a hit."""
+        return len(self.needs) == 1 and self.needs[0].keeps_all
+
+
 @dataclass(slots=True)
 class _Account:
     """The state of the block events of one worker's stream."""
 
     number: int
     """The worker's number in the index."""
-    block_size: int
+    shape: CacheShape
     longest_shared_prompt: int
     next: int | None = None
     """Number of the next event. None: a snapshot has to come first."""
@@ -48,18 +64,19 @@ class Prefixes:
         self.index = index or PrefixIndex()
         self._accounts: dict[str, _Account] = {}
         self._names: dict[int, str] = {}
-        self._by_block_size: dict[int, int] = {}
-        """Block size → the workers with it, as bits."""
+        self._alike: dict[CacheShape, int] = {}
+        """The workers of each shape, as bits."""
 
     def joined(self, worker: str, hello: pb.WorkerHello) -> None:
         """Add a worker whose stream has begun."""
         self.left(worker)
         if hello.tells_blocks and hello.block_size:
             number = self.index.add_worker()
-            account = _Account(number, hello.block_size, hello.longest_shared_prompt)
+            shape = CacheShape(hello.block_size, needs_from_proto(hello.kv_groups))
+            account = _Account(number, shape, hello.longest_shared_prompt)
             self._accounts[worker] = account
             self._names[number] = worker
-            self._count(account.block_size, number)
+            self._count(account.shape, number)
 
     def left(self, worker: str) -> None:
         """Forget a worker whose stream has ended. If it lives on, it tells of its blocks again."""
@@ -82,18 +99,26 @@ class Prefixes:
         account.next, account.left, account.unusable = events.end, events.left, 0
         self.index.store(account.number, events.stored)
         self.index.remove(account.number, events.removed)
+        for more in events.more:
+            self.index.store(account.number, more.stored, more.group)
+            self.index.remove(account.number, more.removed, more.group)
         return True
 
     def cached(self, token_ids: Sequence[int], salt: bytes = b"") -> dict[str, int]:
         """Return worker → leading tokens that need not be computed there. The last token always must be."""
         found: dict[str, int] = {}
-        for block_size, among in self._by_block_size.items():
-            digests = islice(chain(token_ids, block_size, salt), (len(token_ids) - 1) // block_size)
-            for number, blocks in self.index.leading(map(short, digests), among).items():
+        for shape, among in self._alike.items():
+            size = shape.block_size
+            digests = map(short, islice(chain(token_ids, size, salt), (len(token_ids) - 1) // size))
+            if shape.is_plain:
+                hits = self.index.leading(digests, among)
+            else:
+                hits = self.index.going_on(digests, shape.needs, size, among)
+            for number, blocks in hits.items():
                 worker = self._names[number]
                 longest = self._accounts[worker].longest_shared_prompt
                 if not longest or len(token_ids) <= longest:
-                    found[worker] = blocks * block_size
+                    found[worker] = blocks * size
         return found
 
     def _restart(self, worker: str, account: _Account) -> None:
@@ -104,16 +129,16 @@ class Prefixes:
         self._discount(account)
         account.number = self.index.add_worker()
         self._names[account.number] = worker
-        self._count(account.block_size, account.number)
+        self._count(account.shape, account.number)
 
-    def _count(self, block_size: int, number: int) -> None:
-        self._by_block_size[block_size] = self._by_block_size.get(block_size, 0) | 1 << number
+    def _count(self, shape: CacheShape, number: int) -> None:
+        self._alike[shape] = self._alike.get(shape, 0) | 1 << number
 
     def _discount(self, account: _Account) -> None:
         self.index.remove_worker(account.number)
         del self._names[account.number]
-        left = self._by_block_size[account.block_size] & ~(1 << account.number)
+        left = self._alike[account.shape] & ~(1 << account.number)
         if left:
-            self._by_block_size[account.block_size] = left
+            self._alike[account.shape] = left
         else:
-            del self._by_block_size[account.block_size]
+            del self._alike[account.shape]
