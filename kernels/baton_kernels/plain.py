@@ -10,6 +10,8 @@ while indexing the six dimensions is not (14 times slower on CPU):
 - as [rows, block_size * head_dim], one row is the K or the V of a (block, kv_head, layer);
 - as [rows * block_size, head_dim], one row is a slot of such a row.
 
+Slots that no query sees may hold anything, also what is not a number: they are read as 0.
+
 In both views, the rows of layer l lie ``l * 2`` rows (times block_size slots) after the rows of layer 0.
 """
 
@@ -260,7 +262,8 @@ def _decode(
     The query heads that share a kv head stand where the queries of one sequence usually do, so K and V are
     read once and never repeated.
     """
-    k, v = _gather(pool, layer, view.rows)
+    gathered = _gather(pool, layer, view.rows).masked_fill_(~view.mask[:, 0, 0, None, :, None], 0)
+    k, v = gathered
     return scores.attend(q, k, v, view.mask, sinks)
 
 
@@ -269,7 +272,12 @@ def _chunk(
 ) -> Tensor:
     """q [length, kv_heads, group, head_dim], sinks [kv_heads, group, 1] -> the shape of q. Repeated K and V
     are strides, not copies."""
-    k, v = _gather(pool, layer, view.rows).unsqueeze(2)
+    gathered = _gather(pool, layer, view.rows)
+    if view.mask is None:
+        gathered = gathered[..., : view.length, :]
+    else:
+        gathered.masked_fill_(~view.mask.any(0)[:, None], 0)
+    k, v = gathered.unsqueeze(2)
     q = q.permute(1, 2, 0, 3)
     shape = (*q.shape[:2], *k.shape[2:])
     sinks = None if sinks is None else sinks.unsqueeze(-1)

@@ -31,7 +31,8 @@ from torch import Tensor
 from baton.engine.defaults import LARGEST_GRAPH
 from baton.engine.model import Model
 from baton.engine.step import DraftRows
-from baton_kernels.paged import PagedBatch
+from baton_kernels.kv_layout import KVLayout
+from baton_kernels.paged import PagedBatch, PagedTables, StateRows
 
 _SMALL = (1, 2, 4)
 _STEP = 8
@@ -86,20 +87,40 @@ class DecodeBuffers:
     columns: Tensor
     """[5, M] int64: token, position, block, offset and context of each row."""
     tables: Tensor
-    """[S, W] int64: block tables of the sequences. Entries that a sequence does not use may name any block:
-    nothing reads them."""
+    """[tables, S, W] int64: the tables of the sequences. Entries that a sequence does not use may name any
+    page: nothing reads them."""
+    more_slots: Tensor
+    """[tables - 1, M] int64: the pages of each row in the tables behind the first."""
+    sources: Tensor
+    """[S, pages] int64: see ``StateRows``; so are the targets."""
+    targets: Tensor
+    """[M, pages] int64."""
     scratch: int
     """The block that padded rows write to."""
 
     @classmethod
     def allocate(
-        cls, sizes: Items[GraphSize], width: int, scratch: int, device: torch.device
+        cls,
+        sizes: Items[GraphSize],
+        width: int,
+        scratch: int,
+        device: torch.device,
+        layout: KVLayout | None = None,
     ) -> DecodeBuffers:
-        """Buffers for steps of ``sizes``, with sequences of up to ``width`` blocks."""
+        """Buffers for steps of ``sizes``, with sequences of up to ``width`` blocks. ``layout``: of the pool's
+        pages; None: a page is a block."""
         rows, sequences = max(size.rows for size in sizes), max(size.sequences for size in sizes)
+        tables, states = (1, 0) if layout is None else (layout.num_tables, layout.state_pages)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
         buffers = cls(
-            torch.zeros((5, rows), dtype=torch.int64, device=device),
-            torch.zeros((sequences, width), dtype=torch.int64, device=device),
+            zeros(5, rows),
+            zeros(tables, sequences, width),
+            zeros(tables - 1, rows),
+            zeros(sequences, states) - 1,
+            zeros(rows, states),
             scratch,
         )
         buffers.pad(0, rows)
@@ -110,6 +131,8 @@ class DecodeBuffers:
         columns = self.columns[:, start:stop]
         columns.zero_()
         columns[2] = self.scratch
+        self.more_slots[:, start:stop] = self.scratch
+        self.targets[start:stop] = -1
 
     def fill(self, token_ids: Tensor, batch: PagedBatch, size: GraphSize) -> None:
         """Copies a step in, padded to ``size``."""
@@ -117,16 +140,36 @@ class DecodeBuffers:
         step = (token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets, batch.decode_contexts)
         self.columns[:, :rows] = torch.stack(step)
         sequences, width = batch.decode_tables.shape
-        self.tables[:sequences, :width] = batch.decode_tables
+        self.tables[0, :sequences, :width] = batch.decode_tables
+        for at, more in enumerate(batch.more):
+            self.more_slots[at, :rows] = more.slot_blocks
+            self.tables[at + 1, :sequences, :width] = more.decode_tables
+        if batch.states is not None:
+            self.sources[:sequences] = batch.states.decode_sources
+            self.targets[:rows] = batch.states.decode_targets
         if rows < size.rows:
             self.pad(rows, size.rows)
 
     def step(self, size: GraphSize) -> tuple[Tensor, PagedBatch]:
         """Tokens and description of a step of ``size``, as views of the buffers."""
         token_ids, positions, blocks, offsets, contexts = self.columns[:, : size.rows]
-        tables = self.tables[: size.sequences]
+        tables = self.tables[:, : size.sequences]
+        slots = self.more_slots[:, : size.rows]
+        more = (PagedTables(*of_table, ()) for of_table in zip(slots, tables[1:], strict=True))
+        states = None
+        if self.sources.shape[1]:
+            states = StateRows(self.sources[: size.sequences], self.targets[: size.rows], ())
         return token_ids, PagedBatch(
-            positions, blocks, offsets, size.rows, tables, contexts, (), decode_queries=size.queries
+            positions,
+            blocks,
+            offsets,
+            size.rows,
+            tables[0],
+            contexts,
+            (),
+            decode_queries=size.queries,
+            more=tuple(more),
+            states=states,
         )
 
 
@@ -140,12 +183,13 @@ class GraphedModel:
         sizes: Items[GraphSize],
         width: int,
         record: GraphRecorder,
+        layout: KVLayout | None = None,
     ) -> None:
         """Records a step of each of ``sizes``, which ascend by rows, the largest first: the smaller ones find
         room in its memory.
 
         ``pool`` has one block, its last, that only the padding uses; ``width`` is the most blocks that a
-        sequence can have. Steps of wider tables, of more sequences or another number of rows for each, with a
+        sequence can have; ``layout``: of the pool's pages; None: a page is a block. Steps of wider tables, of more sequences or another number of rows for each, with a
         prompt's chunks or with ``PagedBatch.lengths`` are not replayed.
         """
         self.model = model
@@ -154,7 +198,7 @@ class GraphedModel:
             for queries in {size.queries for size in sizes}
         }
         """Sequences of the recorded steps, ascending, by rows of each sequence."""
-        self._buffers = DecodeBuffers.allocate(sizes, width, pool.shape[0] - 1, pool.device)
+        self._buffers = DecodeBuffers.allocate(sizes, width, pool.shape[0] - 1, pool.device, layout)
         self._hidden: Tensor | None = None
         """The hidden states of the last replay, [M, H]."""
         self._recordings: dict[GraphSize, Recording] = {}
@@ -203,7 +247,7 @@ class GraphedModel:
         if counts is None or batch.chunks or batch.lengths is not None:
             return None
         sequences, width = batch.decode_tables.shape
-        if not 0 < sequences <= counts[-1] or width > self._buffers.tables.shape[1]:
+        if not 0 < sequences <= counts[-1] or width > self._buffers.tables.shape[2]:
             return None
         return GraphSize(counts[bisect_left(counts, sequences)], batch.decode_queries)
 

@@ -24,6 +24,7 @@ from baton.engine.runner import ModelRunner
 from baton.engine.scheduler import Scheduled, ScheduledBatch
 from baton.engine.sequence import Sequence
 from baton.parallel.messages import Scratch, Spare, TryRecordings
+from baton_kernels.kv_layout import KVLayout
 
 MOST_TOLD = 20
 """Likeliest tokens whose log-probabilities are asked for in the steps that are measured."""
@@ -67,7 +68,7 @@ def blocks_that_fit(
         runner.run(replace(batch, moves=moves_in_place(batch.items)))
     peak = torch.cuda.max_memory_allocated(loaded.device) - pool.nbytes
     recorded = _try_recordings(runner, pool, sizes, -(-longest // size)) if sizes else 0
-    recorded += pieces_bytes(runner.model, pool, pieces) if pieces else 0
+    recorded += pieces_bytes(runner.model, pool, pieces, loaded.layout) if pieces else 0
     del runner.pool, pool
     budget = spare_device_memory(loaded.device, peak, config.device_memory_fraction) - recorded - reserved
     counts = [checked_blocks(budget, block_bytes, int(bool(sizes)))]
@@ -109,27 +110,33 @@ def _step(count: int, length: int, params: ResolvedSampling, drafts: int = 0) ->
 def _try_recordings(runner: ModelRunner, pool: Tensor, sizes: tuple[GraphSize, ...], width: int) -> int:
     """What the recordings of ``sizes`` take on this rank. All others find out at the same time."""
     if runner.ranks is None:
-        return recordings_bytes(runner.model, pool, sizes, width)
+        return recordings_bytes(runner.model, pool, sizes, width, runner.layout)
     question = runner.ranks.question()
     runner.ranks.tell(TryRecordings(question, sizes, width))
-    taken = recordings_bytes(runner.model, pool, sizes, width)
+    taken = recordings_bytes(runner.model, pool, sizes, width, runner.layout)
     runner.ranks.answers(question)
     return taken
 
 
-def recordings_bytes(model: Model, pool: Tensor, sizes: Items[GraphSize], width: int) -> int:
+def recordings_bytes(
+    model: Model,
+    pool: Tensor,
+    sizes: Items[GraphSize],
+    width: int,
+    layout: KVLayout | None = None,
+) -> int:
     """The memory that the recordings of ``sizes`` take, in bytes, estimated from the largest ones, which are
     made and given up. The pool's last block must belong to nobody."""
     record = MeasuredRecord(recorder_of(pool.device), partial(_free_memory, pool.device))
-    GraphedModel(model, pool, sizes[-TRIED:], width, record)
+    GraphedModel(model, pool, sizes[-TRIED:], width, record, layout)
     return record.all_of(len(sizes))
 
 
-def pieces_bytes(model: Model, pool: Tensor, sizes: tuple[int, ...]) -> int:
+def pieces_bytes(model: Model, pool: Tensor, sizes: tuple[int, ...], layout: KVLayout | None = None) -> int:
     """The memory that the recordings in pieces of steps of ``sizes`` tokens take, in bytes, estimated like
     those of decode steps."""
     record = MeasuredRecord(recorder_of(pool.device), partial(_free_memory, pool.device))
-    PiecewiseModel(model, pool, sizes[-TRIED:], record)
+    PiecewiseModel(model, pool, sizes[-TRIED:], record, layout)
     return record.all_of(len(sizes))
 
 

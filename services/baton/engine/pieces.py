@@ -24,7 +24,8 @@ from torch import Tensor
 from baton.engine.graphs import Recording, check_replay, graph_sizes
 from baton.engine.model import Model
 from baton_kernels.attention import AttentionPlan
-from baton_kernels.paged import PagedBatch, Planner
+from baton_kernels.kv_layout import KVLayout
+from baton_kernels.paged import PagedBatch, PagedTables, Planner
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.step_attention import StepAttention
 from baton_kernels.window import Window
@@ -53,7 +54,10 @@ def piece_sizes(most: int) -> tuple[int, ...]:
 class AttentionCall:
     """The arguments of one layer's attention that are the same in every step."""
 
+    table: int
+    """The table whose pages have the layer's K and V."""
     layer: int
+    """The layer's index in these pages."""
     scale: float
     window: Window | None
     softcap: float | None
@@ -77,39 +81,50 @@ class RecordedStep:
 class TokenBuffers:
     """The inputs of a step that each token has, at fixed addresses."""
 
-    def __init__(self, tokens: int, scratch: int, device: torch.device) -> None:
+    def __init__(self, tokens: int, scratch: int, device: torch.device, num_tables: int = 1) -> None:
         """Buffers for up to ``tokens`` tokens. ``scratch``: the block that padded rows write to."""
         self._columns = torch.zeros((4, tokens), dtype=torch.int64, device=device)
         """[4, M]: token, position, block and offset of each row."""
         self._tables = torch.zeros((0, 0), dtype=torch.int64, device=device)
+        self._more_slots = torch.zeros((num_tables - 1, tokens), dtype=torch.int64, device=device)
+        """[tables - 1, M]: the pages of each row in the tables behind the first."""
         self._scratch = scratch
-        self._columns[2] = scratch
+        self._columns[2] = self._more_slots[:] = scratch
 
     def fill(self, token_ids: Tensor, batch: PagedBatch, size: int) -> None:
         """Copy a step in, padded to ``size`` tokens."""
         rows = len(token_ids)
         step = (token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets)
         self._columns[:, :rows] = torch.stack(step)
+        for slots, more in zip(self._more_slots, batch.more, strict=True):
+            slots[:rows] = more.slot_blocks
         if rows < size:
             padding = self._columns[:, rows:size]
             padding.zero_()
             padding[2] = self._scratch
+            self._more_slots[:, rows:size] = self._scratch
 
     def step(self, size: int, planner: Planner) -> tuple[Tensor, PagedBatch]:
         """Return tokens and description of a step of ``size`` tokens, as views of the buffers. Its attention
         is what ``planner`` makes of it."""
         token_ids, positions, blocks, offsets = self._columns[:, :size]
         no_context = positions[:0]
-        batch = PagedBatch(positions, blocks, offsets, 0, self._tables, no_context, (), planner=planner)
+        more = tuple(PagedTables(slots[:size], self._tables, ()) for slots in self._more_slots)
+        batch = PagedBatch(
+            positions, blocks, offsets, 0, self._tables, no_context, (), planner=planner, more=more
+        )
         return token_ids, batch
 
 
 class CutAttention:
     """The attention of a step that is being recorded: each layer's is a cut between two pieces."""
 
-    def __init__(self, slots: StepAttention, cut: Callable[[Tensor, AttentionCall], Tensor]) -> None:
+    def __init__(
+        self, table: int, slots: StepAttention, cut: Callable[[Tensor, AttentionCall], Tensor]
+    ) -> None:
         """``slots`` stores K and V. ``cut`` takes the queries [T, heads, head_dim], and returns where the
         result will be."""
+        self._table = table
         self._slots = slots
         self._cut = cut
 
@@ -135,23 +150,34 @@ class CutAttention:
     ) -> Tensor:
         del pool
         assert out is None, "a model leaves the memory to the plan"
-        return self._cut(q, AttentionCall(layer, scale, window, softcap, sinks))
+        return self._cut(q, AttentionCall(self._table, layer, scale, window, softcap, sinks))
 
 
 class PiecewiseModel:
     """A model whose steps with prompts are replayed in pieces; other steps are computed as by the model
     itself."""
 
-    def __init__(self, model: Model, pool: Tensor, sizes: tuple[int, ...], record: PieceRecorder) -> None:
+    def __init__(
+        self,
+        model: Model,
+        pool: Tensor,
+        sizes: tuple[int, ...],
+        record: PieceRecorder,
+        layout: KVLayout | None = None,
+    ) -> None:
         """Records a step of each of ``sizes`` tokens, the largest first: the smaller ones find room in its
-        memory. ``pool`` has one block, its last, that only the padding uses.
+        memory. ``pool`` has one block, its last, that only the padding uses. ``layout``: of the pool's pages,
+        which hold K and V alone (:meth:`suits`); None: a page is a block.
 
         Steps of more tokens, without a prompt's chunks or with ``PagedBatch.lengths`` are not replayed.
         """
         self.model = model
         self._sizes = sizes
-        self._buffers = TokenBuffers(sizes[-1], pool.shape[0] - 1, pool.device)
-        self._windows: Collection[Window | None] = ()
+        self._layout = layout
+        num_tables = 1 if layout is None else layout.num_tables
+        self._buffers = TokenBuffers(sizes[-1], pool.shape[0] - 1, pool.device, num_tables)
+        self._windows: list[Collection[Window | None]] = []
+        """The windows of each table's layers."""
         self._heads = 0
         self._queries: Tensor | None = None
         """The queries of the layer whose attention is next, [M, heads, head_dim]."""
@@ -163,6 +189,18 @@ class PiecewiseModel:
         for size in reversed(sizes):
             self._recorded[size] = self._record(size, pool, record)
 
+    @staticmethod
+    def suits(layout: KVLayout) -> bool:
+        """Whether steps over such pages can be replayed in pieces."""
+        return all(group.kind in ("full", "window") for group in layout.groups)
+
+    def _views(self, pool: Tensor) -> list[Tensor]:
+        """The pool as the blocks of each table."""
+        if self._layout is None or pool.dim() > 2:
+            return [pool]
+        tables = range(self._layout.num_tables)
+        return [pool.view(self._layout.view_shape(table, len(pool))) for table in tables]
+
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
         size = self.size_for(token_ids, batch)
         if size is None:
@@ -170,12 +208,16 @@ class PiecewiseModel:
         assert self._queries is not None and self._attended is not None and self._hidden is not None
         rows = len(token_ids)
         self._buffers.fill(token_ids, batch, size)
-        plan = AttentionPlan.build(batch, pool, self._windows, self._heads).step
+        views = self._views(pool)
+        plans = [
+            AttentionPlan.build(batch.of_table(table), views[table], windows, self._heads).step
+            for table, windows in enumerate(self._windows)
+        ]
         queries, attended = self._queries[:rows], self._attended[:rows]
 
         def attend(call: AttentionCall) -> None:
-            plan.attend(
-                pool,
+            plans[call.table].attend(
+                views[call.table],
                 call.layer,
                 queries,
                 scale=call.scale,
@@ -225,9 +267,11 @@ class PiecewiseModel:
         def plan(
             batch: PagedBatch, pool: Tensor, windows: Collection[Window | None], heads: int
         ) -> StepAttention:
-            self._windows, self._heads = windows, heads
+            table = len(self._windows)  # one is planned after the other
+            self._windows.append(windows)
+            self._heads = heads
             slots = AttentionPlan.build(replace(batch, planner=None), pool, windows, heads).step
-            return CutAttention(slots, leave)
+            return CutAttention(table, slots, leave)
 
         def leave(queries: Tensor, call: AttentionCall) -> Tensor:
             if self._queries is None or self._attended is None:
@@ -237,6 +281,7 @@ class PiecewiseModel:
             cut(call)
             return self._attended[:size]
 
+        self._windows = []
         token_ids, batch = self._buffers.step(size, plan)
         hidden = self.model.forward(token_ids, batch, pool)
         if self._hidden is None:

@@ -180,7 +180,7 @@ class Scheduler:
         waits for."""
         self.held: set[Sequence] = set()
         self.counters = SchedulerCounters()
-        self._pool_tokens = self.counts.most_tokens(pool.num_blocks, limits.max_model_len)
+        self.longest_sequence = self.counts.most_tokens(pool.num_blocks, limits.max_model_len)
         """The tokens of the longest sequence that the pool holds."""
         self._pages_are = f"blocks of {pool.block_size}" if self._keeps_blocks else "pages"
         self._arrivals = 0
@@ -814,7 +814,7 @@ class Scheduler:
     def check(self, seq: Sequence) -> None:
         """Checks a sequence. ValueError, naming the numbers, if it could never produce a token here."""
         name = f"request {seq.request_id}"
-        pool_tokens = self._pool_tokens
+        pool_tokens = self.longest_sequence
         if not seq.prompt_ids:
             raise ValueError(f"{name}: the prompt is empty")
         if seq.num_outputs >= seq.params.max_tokens:
@@ -865,7 +865,7 @@ class Scheduler:
         """Checks a new sequence against the limits, and gives it its place in the order. ValueError as for
         :meth:`check`. It is to be queued, or to join, next."""
         self.check(seq)
-        pool_tokens = self._pool_tokens
+        pool_tokens = self.longest_sequence
         seq.lay_out(self._tables)
         wanted = seq.num_prompt + seq.params.max_tokens
         seq.max_len = min(wanted, self.limits.max_model_len, pool_tokens)

@@ -122,7 +122,8 @@ def _build(
     with_lengths = model.config.rope.by_length
     # Steps with lengths are never replayed.
     recorded = recorded_sizes(config, model) if replays(config, device) and not with_lengths else ()
-    pieces = pieces_of(config, device) if recorded else ()
+    suits = PiecewiseModel.suits(loaded.layout)
+    pieces = pieces_of(config, device) if recorded and suits else ()
     scratch = int(bool(recorded))
 
     def runner_of(pool: Tensor) -> ModelRunner:
@@ -238,12 +239,12 @@ def _record(
     if ranks is not None:
         ranks.tell(Record(question, sizes, width))
     record = recorder_of(whole.device)
-    runner.replay(GraphedModel(runner.model, whole, sizes, width, record))
+    runner.replay(GraphedModel(runner.model, whole, sizes, width, record, runner.layout))
     if ranks is not None:
         ranks.answers(question)
     log.info("decode steps of up to %d rows are replayed, by %d recordings", sizes[-1].rows, len(sizes))
     if pieces:
-        runner.model = PiecewiseModel(runner.model, whole, pieces, record)
+        runner.model = PiecewiseModel(runner.model, whole, pieces, record, runner.layout)
         log.info("steps with prompts of up to %d tokens are replayed in pieces", pieces[-1])
 
 

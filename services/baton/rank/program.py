@@ -145,7 +145,9 @@ class Rank:
                 assert self.pool is not None
                 self._peak = self._measured_peak()
                 tried = [GraphSize(*size) for size in sizes]
-                self._recordings_bytes = recordings_bytes(self.loaded.model, self.pool, tried, width)
+                self._recordings_bytes = recordings_bytes(
+                    self.loaded.model, self.pool, tried, width, self.loaded.layout
+                )
             case Spare(device_memory_fraction=fraction, scratch=scratch):
                 peak = self._measured_peak() if self._peak is None else self._peak
                 self.pool = None
@@ -155,7 +157,9 @@ class Rank:
                 assert self._whole is not None
                 recorder = recorder_of(self.loaded.device)
                 recorded = [GraphSize(*size) for size in sizes]
-                self._model = GraphedModel(self.loaded.model, self._whole, recorded, width, recorder)
+                self._model = GraphedModel(
+                    self.loaded.model, self._whole, recorded, width, recorder, self.loaded.layout
+                )
             case ServeLinks():
                 self._serve_links()
             case _:

@@ -358,10 +358,10 @@ class WorkerServer:
             model=self._config.model_name,
             revision=self._revision,
             # The router refuses a request that the pool can never hold, with a reason.
-            max_model_len=min(limits.max_model_len, pool.num_blocks * pool.block_size),
+            max_model_len=self._engine.scheduler.longest_sequence,
             vocab_size=self._engine.vocab_size,
             block_size=pool.block_size,
-            num_blocks=pool.num_blocks,
+            num_blocks=pool.num_blocks // self._engine.layout.num_tables,
             handoff_address=address,
             max_running=limits.max_num_seqs,
             eos_token_ids=sorted(self._engine.eos_token_ids),

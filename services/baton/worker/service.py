@@ -416,14 +416,15 @@ class WorkerService(pb_grpc.WorkerServicer):
         """Return the load report for routers."""
         engine = self._engine.stats()
         blocks, pace = engine.blocks, engine.pace
+        pages = self._engine.layout.num_tables  # of a block of all layers: routers count blocks
         return worker_pb2.Load(
             running=engine.running,
             waiting=engine.waiting,
             waiting_prefill_tokens=self._waiting_prefill_tokens(engine),
-            blocks_free=blocks.free,
-            blocks_cached=blocks.cached,
-            blocks_held=blocks.held,
-            blocks_reserved=engine.blocks_reserved,
+            blocks_free=blocks.free // pages,
+            blocks_cached=blocks.cached // pages,
+            blocks_held=blocks.held // pages,
+            blocks_reserved=-(-engine.blocks_reserved // pages),
             preemptions=engine.scheduler.preemptions,
             open_handoffs=self._open_handoffs,
             draining=self._draining,
