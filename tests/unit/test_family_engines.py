@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
+from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.kv.break_even import BreakEven
+from baton.engine.kv.page_counts import PageCounts
 from baton.engine.sequence import Sequence
+from baton.models.config import ModelConfig
+from baton.models.loader import kv_layout
 from baton.models.registry import FAMILIES
+from baton_kernels.kv_layout import KVLayout
 from tests.support.covering import covering
 from tests.support.family_cases import (
     BEAM_TOKENS,
@@ -43,6 +48,8 @@ IN_WANT_OF_BLOCKS = (100, 90, 17)
 HOST_BYTES = 32 << 20
 AMPLE = 512
 """Blocks."""
+MANY = 60
+"""States."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Way:
                 dtype="float32",
                 num_threads=1,
                 block_size=BLOCK_SIZE,
-                num_blocks=self._num_blocks,
+                num_blocks=self._num_pages(layout_of(path)),
                 host_kv_bytes=HOST_BYTES if self.blocks == "swapped" else 0,
                 chunked_prefill=self.chunk != "whole",
                 prefill_chunk=1 if self.chunk == "by-1" else 16,
@@ -91,15 +98,23 @@ class Way:
             )
         )
 
-    @property
-    def _num_blocks(self) -> int:
-        """Too few blocks are those of all prompts, or of the longest sequence with all its answers."""
-        if self.blocks == "enough":
-            return AMPLE
+    def _num_pages(self, layout: KVLayout) -> int:
+        """Too few pages are those of all prompts, or of the longest sequence with all its answers."""
+        if self.blocks == "enough" or (self.asked == "beams" and not layout.keeps_blocks):
+            return AMPLE * layout.num_tables + MANY * layout.state_pages
+        counts = PageCounts(layout, 16)
         rows = max(self.answers, BEAMS.width) if self.asked == "beams" else self.answers
-        longest = _blocks(IN_WANT_OF_BLOCKS[0]) + rows * (_blocks(self.params.max_tokens) + 1) + 2
-        begun = sum(_blocks(length) for length in IN_WANT_OF_BLOCKS) + 3
-        return max(longest, begun)
+        first, more = IN_WANT_OF_BLOCKS[0], self.params.max_tokens
+        if not layout.keeps_blocks:  # a thief sees to it that they run short
+            return (
+                2 * sum(counts.of(length + more) for length in IN_WANT_OF_BLOCKS) + MANY * layout.state_pages
+            )
+        longest = _blocks(first) + rows * (_blocks(more) + 1) + 2
+        return max(longest, sum(_blocks(length) for length in IN_WANT_OF_BLOCKS) + 3)
+
+
+def layout_of(path: Path) -> KVLayout:
+    return kv_layout(ModelConfig.from_dir(path), BLOCK_SIZE, torch.float32)
 
 
 def _blocks(tokens: int) -> int:
@@ -132,6 +147,8 @@ def test_tokens_are_those_of_transformers(
     path = model_dir(name)
     asked, engine = way.questions(path), way.engine(path)
     expected = [question.answers * (way.answers if way.asked == "three" else 1) for question in asked]
+    if way.blocks != "enough" and not engine.layout.keeps_blocks:
+        let_a_thief_in(engine, monkeypatch)
 
     def ask(turn: str) -> list[Sequence]:
         requests = [
@@ -149,11 +166,28 @@ def test_tokens_are_those_of_transformers(
             assert [request.num_cached for request in again] == _found_again(engine, again)
     counted = engine.stats().scheduler
     assert (counted.preemptions > 0) is (way.blocks != "enough")
-    if way.blocks == "swapped":
+    if way.blocks == "swapped" and engine.layout.keeps_blocks:
         assert counted.swapped_in > 0 or not _shares(engine)
-    else:
+    elif way.blocks != "swapped":
         assert counted.swapped_in == 0
     assert engine.stats().blocks.held == 0
+
+
+def let_a_thief_in(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every now and then somebody takes all pages that are to be had, for as long as anything can go on."""
+    step, stolen, steps = engine.step, list[int](), count()
+
+    def robbed() -> list[SequenceOutput]:
+        if next(steps) % 9 == 8 and not stolen:
+            stolen.extend(engine.pool.allocate(engine.pool.num_allocatable) or ())
+            engine.copy_blocks()
+        outputs = step()
+        if stolen and (engine.stalled or next(steps) % 4 == 0 or not engine.has_work):
+            engine.pool.free(stolen)
+            stolen.clear()
+        return outputs
+
+    monkeypatch.setattr(engine, "step", robbed)
 
 
 def _shares(engine: Engine) -> bool:

@@ -189,8 +189,9 @@ class GraphedModel:
         room in its memory.
 
         ``pool`` has one block, its last, that only the padding uses; ``width`` is the most blocks that a
-        sequence can have; ``layout``: of the pool's pages; None: a page is a block. Steps of wider tables, of more sequences or another number of rows for each, with a
-        prompt's chunks or with ``PagedBatch.lengths`` are not replayed.
+        sequence can have. Steps of wider tables, of more sequences or another number of rows for each, with a
+        prompt's chunks or with ``PagedBatch.lengths`` are not replayed. ``layout``: of the pool's pages;
+        None: a page is a block.
         """
         self.model = model
         self._counts = {
