@@ -8,6 +8,7 @@
 // to a float, so both kinds share every loop. The sums of a matmul and of a decoding row run in one order, whatever
 // else is in the batch: their results do not depend on it.
 
+#include "delta.h"
 #include "experts.h"
 #include "layers.h"
 
@@ -132,6 +133,13 @@ void baton_prefill(int kind, const void* pool, const int64_t* shape, int64_t lay
     const Scores how{scale, softcap, window, sinks};
     if (kind) prefill(c, pool_of<bf16>(pool, shape, layer), how, threads);
     else prefill(c, pool_of<float>(pool, shape, layer), how, threads);
+}
+
+void baton_delta(int kind, const void* layer, const void* step, int threads) {
+    const DeltaLayer& l = *static_cast<const DeltaLayer*>(layer);
+    const DeltaStep& s = *static_cast<const DeltaStep*>(step);
+    if (kind) run_delta<bf16>(l, s, threads);
+    else run_delta<float>(l, s, threads);
 }
 
 void baton_layers(int kind, const void* stack, int64_t count, const void* step, int threads) {
