@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-GateKind = Literal["silu", "sigmoid"]
+from baton_kernels.delta_kinds import GateKind
 
 
 @dataclass(frozen=True, slots=True)

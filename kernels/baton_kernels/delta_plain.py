@@ -24,7 +24,7 @@ UNIT_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """What the recurrence reads of some rows, float32; G is 1, or the number of channels with a decay each."""
+    """What the recurrence reads of some rows, float32; G: the decays of a head, one or one a channel."""
 
     q: Tensor
     """[..., value_heads, key_dim]."""

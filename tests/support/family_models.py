@@ -9,8 +9,11 @@ from types import MappingProxyType
 from tests.support.tiny_dense import DENSE
 from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import TINY_MODELS
+from tests.support.tiny_states import STATES
 
-FAMILY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType({**TINY_MODELS, **DENSE, **MIXTURES})
+FAMILY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
+    {**TINY_MODELS, **DENSE, **MIXTURES, **STATES}
+)
 """Name -> builder, as ``TINY_MODELS``."""
 
 MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -53,6 +56,11 @@ MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "GraniteMoeSharedForCausalLM": ("granite-moe-shared",),
         "OlmoeForCausalLM": ("olmoe", "olmoe-biased"),
         "Ernie4_5_MoeForCausalLM": ("ernie45-moe", "ernie45-moe-biased"),
+        "Qwen3NextForCausalLM": ("qwen3-next", "qwen3-next-odd"),
+        "Qwen3_5ForCausalLM": ("qwen3-5",),
+        "Qwen3_5ForConditionalGeneration": ("qwen3-5-with-encoder",),
+        "Qwen3_5MoeForCausalLM": ("qwen3-5-moe",),
+        "Qwen3_5MoeForConditionalGeneration": ("qwen3-5-moe-with-encoder",),
     }
 )
 """Architecture -> the names of its tiny models. The first stands for all of them where tests are few."""

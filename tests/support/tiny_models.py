@@ -177,6 +177,8 @@ def randomize(model: PreTrainedModel, seed: int = 0) -> None:
                 parameter.copy_(0.5 * noise(parameter))
             elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
                 parameter.copy_(embedding * noise(parameter))
+            elif name.endswith("A_log"):
+                parameter.copy_(noise(parameter))
             elif parameter.dim() > 1:
                 parameter.copy_(1.3 * parameter.shape[1] ** -0.5 * noise(parameter))
         for name, buffer in model.named_buffers():

@@ -17,6 +17,7 @@ from baton.models.json_fields import Fields, read_object
 from baton.models.mixer_config import ConvConfig, DeltaConfig, LatentConfig, MambaConfig, MixerKind
 from baton.models.quantization.experts_format import SEPARATE, ExpertNames
 from baton.models.registry import FAMILIES, UNSERVED
+from baton.parallel.shard import StateSplit
 from baton.process.options import ModelError
 from baton_kernels.activation_kind import SILU, Activation
 from baton_kernels.kv_layout import LayerKV, TokenKV
@@ -99,6 +100,8 @@ class ExpertsConfig:
     """Rows of each expert's gate and up projections (moe_intermediate_size)."""
     routing: Routing
     names: ExpertNames = SEPARATE
+    other_names: ExpertNames | None = None
+    """The names that checkpoints may have instead: those of the tensors of all experts."""
     activation: Activation = SILU
     bias: bool = False
     """Whether the experts' projections have biases."""
@@ -158,6 +161,9 @@ class ModelConfig:
     sinks: bool = False
     """Whether each head has a logit of its own in the softmax's denominator (gpt-oss)."""
     query_scale: QueryScale | None = None
+    attention_gate: bool = False
+    """Whether attention's output is multiplied by the sigmoid of a second part of each head's query
+    projection."""
     activation: Activation = SILU
     gated_mlp: bool = True
     experts: ExpertsConfig | None = None
@@ -231,6 +237,12 @@ class ModelConfig:
             tuple(self.kept_by(mixer, layer, ranks) for mixer in self.mixers_of(layer))
             for layer in range(self.num_layers)
         )
+
+    @property
+    def state_splits(self) -> tuple[StateSplit, ...]:
+        """The mixers with a state, as tensor parallelism may split them."""
+        kinds: tuple[StateSplit | None, ...] = (self.delta,)
+        return tuple(kind for kind in kinds if kind is not None)
 
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of this index has experts instead of one MLP."""

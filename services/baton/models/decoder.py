@@ -112,7 +112,9 @@ class DecoderLayer(nn.Module):
             return None
         attention, mlp = self.mixers[0], self.mlp.packed
         qkv, o = attention.qkv_proj.packed, attention.o_proj.packed
-        if self.is_parallel or attention.adjusts_queries or qkv is None or o is None or mlp is None:
+        if self.is_parallel or attention.adjusts_queries or attention.is_gated:
+            return None
+        if qkv is None or o is None or mlp is None:
             return None
         return LayerWeights(
             _norm(self.input_layernorm),
