@@ -46,7 +46,9 @@ struct DeltaStep {
 };
 
 constexpr int64_t DELTA_RUN = 32;        // most tokens whose queries, keys and values are made at once
-constexpr int DELTA_VECS = 2;            // vectors of a state's row that are computed together: such a part stays in L1
+// Vectors of a state's row that are computed together: of many tokens, for which such a part of the state stays in L1,
+// and of few, whose states are read in the order in which they lie.
+constexpr int DELTA_VECS = 2, DELTA_WIDE = LANES == 16 ? 8 : 4;
 constexpr int64_t DELTA_COLUMNS = DELTA_VECS * LANES;
 constexpr int64_t DELTA_IN_PLACE = 2;    // most tokens whose states are not copied
 
@@ -88,29 +90,31 @@ struct DeltaBlock {
     const float* v;               // [tokens, value_dim], from these columns on
     float* out;                   // likewise
     int64_t tokens, key_dim, value_dim;
+    const float* ahead;           // a state like ``source`` that is read next and prefetched; null: none
 };
 
 // keys [key_dim] times the state's rows.
-inline void predict(const float* keys, const float* state, int64_t stride, int64_t key_dim, vf (&sums)[2][DELTA_VECS]) {
+template <int V>
+inline void predict(const float* keys, const float* state, int64_t stride, int64_t key_dim, vf (&sums)[2][V]) {
     for (auto& sum : sums)
         for (vf& lanes : sum) lanes = vf{};
     if (!state) return;
     for (int64_t d = 0; d < key_dim; d += 2)
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h)
-#pragma GCC unroll 4
-            for (int j = 0; j < DELTA_VECS; ++j)
+#pragma GCC unroll 8
+            for (int j = 0; j < V; ++j)
                 sums[h][j] = plus_product(sums[h][j], splat(keys[d + h]), load(state + (d + h) * stride + j * LANES));
 }
 
 // One token. ``next``: the keys of the token behind it, whose sums are made of the new state as it is written.
-template <bool BY_CHANNEL, bool NEXT>
+template <bool BY_CHANNEL, bool NEXT, int V>
 inline void advance(const DeltaBlock& b, int64_t t, const float* from, int64_t from_stride, const float* next,
-                    vf (&predicted)[2][DELTA_VECS]) {
+                    vf (&predicted)[2][V]) {
     const float *q = b.q + t * b.key_dim, *k = b.k + t * b.key_dim;
     const float* decays = b.decay + (BY_CHANNEL ? t * b.key_dim : t);
-    vf change[DELTA_VECS], sums[2][DELTA_VECS] = {}, following[2][DELTA_VECS] = {};
-    for (int j = 0; j < DELTA_VECS; ++j) {
+    vf change[V], sums[2][V] = {}, following[2][V] = {};
+    for (int j = 0; j < V; ++j) {
         change[j] = load(b.v + t * b.value_dim + j * LANES);
         if (b.beta) {
             const vf known = predicted[0][j] + predicted[1][j];
@@ -121,8 +125,10 @@ inline void advance(const DeltaBlock& b, int64_t t, const float* from, int64_t f
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {
             const vf fading = splat(decays[BY_CHANNEL ? d + h : 0]), key = splat(k[d + h]), query = splat(q[d + h]);
-#pragma GCC unroll 4
-            for (int j = 0; j < DELTA_VECS; ++j) {
+#pragma GCC unroll 8
+            for (int j = 0; j < V; ++j) {
+                if (V > DELTA_VECS && b.ahead && j * LANES % LINE == 0)
+                    __builtin_prefetch(b.ahead + (d + h) * b.stride + j * LANES, 0, 2);
                 vf state = key * change[j];
                 if (from) state = plus_product(state, fading, load(from + (d + h) * from_stride + j * LANES));
                 store(b.target + (d + h) * b.stride + j * LANES, state);
@@ -130,20 +136,20 @@ inline void advance(const DeltaBlock& b, int64_t t, const float* from, int64_t f
                 if constexpr (NEXT) following[h][j] = plus_product(following[h][j], splat(next[d + h]), state);
             }
         }
-    for (int j = 0; j < DELTA_VECS; ++j) store(b.out + t * b.value_dim + j * LANES, sums[0][j] + sums[1][j]);
+    for (int j = 0; j < V; ++j) store(b.out + t * b.value_dim + j * LANES, sums[0][j] + sums[1][j]);
     std::memcpy(&predicted, &following, sizeof predicted);
 }
 
-template <bool BY_CHANNEL> __attribute__((noinline)) void run_block(const DeltaBlock& b) {
-    vf predicted[2][DELTA_VECS];
+template <bool BY_CHANNEL, int V> __attribute__((noinline)) void run_block(const DeltaBlock& b) {
+    vf predicted[2][V];
     const float* keys = BY_CHANNEL ? b.faded : b.k;
     if (b.beta) predict(keys, b.source, b.source_stride, b.key_dim, predicted);
     const float* from = b.source;
     int64_t stride = b.source_stride;
     for (int64_t t = 0; t < b.tokens; ++t) {
         const bool more = b.beta && t + 1 < b.tokens;
-        if (more) advance<BY_CHANNEL, true>(b, t, from, stride, keys + (t + 1) * b.key_dim, predicted);
-        else advance<BY_CHANNEL, false>(b, t, from, stride, nullptr, predicted);
+        if (more) advance<BY_CHANNEL, true, V>(b, t, from, stride, keys + (t + 1) * b.key_dim, predicted);
+        else advance<BY_CHANNEL, false, V>(b, t, from, stride, nullptr, predicted);
         from = b.target, stride = b.stride;
     }
 }
@@ -271,26 +277,45 @@ template <class T> struct DeltaUnit {
         }
     }
 
+    template <int V> void compute(const DeltaBlock& b) const {
+        if (l.by_channel) run_block<true, V>(b);
+        else run_block<false, V>(b);
+    }
+
+    // Few tokens of one value head. ``ahead``: the state that is read next; null: not known.
+    void advance_in_place(DeltaBlock b, const float* source, float* target, const float* ahead) const {
+        const int64_t dim = l.value_dim;
+        b.source_stride = b.stride = dim;
+        for (int64_t c = 0; c < dim;) {
+            const bool wide = c + DELTA_WIDE * LANES <= dim;
+            DeltaBlock part = b;
+            part.source = source ? source + c : nullptr, part.target = target + c;
+            part.v += c, part.out += c;
+            part.ahead = ahead ? ahead + c : nullptr;
+            if (wide) compute<DELTA_WIDE>(part);
+            else compute<DELTA_VECS>(part);
+            c += wide ? DELTA_WIDE * LANES : DELTA_COLUMNS;
+        }
+    }
+
+    // Some columns of one value head.
     void advance_columns(DeltaBlock& b, const float* source, float* target) const {
         const int64_t dim = l.value_dim;
-        const auto compute = [&] { l.by_channel ? run_block<true>(b) : run_block<false>(b); };
-        b.source = source, b.target = target;
-        b.source_stride = b.stride = dim;
-        if (b.tokens <= DELTA_IN_PLACE) return compute();
         b.source = b.target = m.block;
         b.source_stride = b.stride = DELTA_COLUMNS;
         for (int64_t d = 0; d < l.key_dim; ++d)
             for (int64_t c = 0; c < DELTA_COLUMNS; c += LANES)
                 store(m.block + d * DELTA_COLUMNS + c, source ? load(source + d * dim + c) : vf{});
-        compute();
+        compute<DELTA_VECS>(b);
         for (int64_t d = 0; d < l.key_dim; ++d)
             for (int64_t c = 0; c < DELTA_COLUMNS; c += LANES)
                 store(target + d * dim + c, load(m.block + d * DELTA_COLUMNS + c));
     }
 
     // Tokens t to t + count of a segment: at most DELTA_RUN. ``source``, ``from``: the cells in front of the segment and
-    // of these tokens.
-    void run(const float* source, const float* from, float* target, int64_t start, int64_t t, int64_t count) const {
+    // of these tokens; ``next``: the cell that is read next, null: not known.
+    void run(const float* source, const float* from, float* target, int64_t start, int64_t t, int64_t count,
+             const float* next) const {
         convolve(source, start, t, count, 0, l.key_dim, m.q);
         convolve(source, start, t, count, l.key_dim, l.key_dim, m.k);
         scale(m.q, count, l.scale);
@@ -299,18 +324,22 @@ template <class T> struct DeltaUnit {
             const int64_t head = unit * l.shared + i, at = i * l.key_dim * l.value_dim;
             convolve(source, start, t, count, 2 * l.key_dim + i * l.value_dim, l.value_dim, m.v);
             gates(head, start + t, count);
-            for (int64_t c = 0; c < l.value_dim; c += DELTA_COLUMNS) {
-                DeltaBlock b{nullptr, nullptr, 0, 0, m.q, m.k, m.faded, m.decay, s.beta.at ? m.beta : nullptr, m.v + c,
-                             m.out + c, count, l.key_dim, l.value_dim};
-                advance_columns(b, from ? from + at + c : nullptr, target + at + c);
-            }
+            DeltaBlock b{nullptr, nullptr, 0, 0, m.q, m.k, m.faded, m.decay, s.beta.at ? m.beta : nullptr, m.v, m.out,
+                         count, l.key_dim, l.value_dim, nullptr};
+            const float* behind = i + 1 < l.shared ? (from ? from + at + l.key_dim * l.value_dim : nullptr) : next;
+            if (count <= DELTA_IN_PLACE) advance_in_place(b, from ? from + at : nullptr, target + at, behind);
+            else
+                for (int64_t c = 0; c < l.value_dim; c += DELTA_COLUMNS) {
+                    b.v = m.v + c, b.out = m.out + c;
+                    advance_columns(b, from ? from + at + c : nullptr, target + at + c);
+                }
             finish(head, start + t, count);
         }
     }
 
-    void segment(const float* source, float* target, int64_t start, int64_t length) const {
+    void segment(const float* source, float* target, int64_t start, int64_t length, const float* next = nullptr) const {
         for (int64_t t = 0; t < length; t += DELTA_RUN)
-            run(source, t ? target : source, target, start, t, std::min(DELTA_RUN, length - t));
+            run(source, t ? target : source, target, start, t, std::min(DELTA_RUN, length - t), next);
         keep_inputs(source, target, start, length);
     }
 
@@ -320,7 +349,7 @@ template <class T> struct DeltaUnit {
         return page < 0 ? nullptr : s.pages + page * s.page + number % s.per_page * s.size;
     }
 
-    void decode(int64_t sequence) const {
+    void decode(int64_t sequence, const float* next) const {
         const float* source = cell(s.sources + sequence * s.width);
         for (int64_t r = sequence * s.queries; r < (sequence + 1) * s.queries; ++r) {
             float* target = cell(s.targets + r * s.width);
@@ -330,7 +359,7 @@ template <class T> struct DeltaUnit {
                 std::memset(static_cast<void*>(out), 0, size * sizeof(T));
                 continue;
             }
-            segment(source, target, r, 1);
+            segment(source, target, r, 1, next);
             source = target;
         }
     }
@@ -347,21 +376,25 @@ template <class T> void run_delta(const DeltaLayer& l, const DeltaStep& s, int t
     int64_t chains = 0;
     for (int64_t i = 1; i <= s.num_segments; ++i)
         if (i == s.num_segments || !goes_on(s.segments[i - 1], s.segments[i])) ends[chains++] = i;
+    const int64_t decodes = s.decodes * l.key_heads, share = std::max<int64_t>(1, std::min<int64_t>(8, decodes / threads / 4));
 #pragma omp parallel num_threads(threads)
     {
         const DeltaMemory memory(l);
-#pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < (chains + s.decodes) * l.key_heads; ++task) {
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t task = 0; task < chains * l.key_heads; ++task) {
             const DeltaUnit<T> unit{l, s, memory, task % l.key_heads};
             const int64_t i = task / l.key_heads;
-            if (i >= chains) {
-                unit.decode(i - chains);
-                continue;
-            }
             for (int64_t j = i ? ends[i - 1] : 0; j < ends[i]; ++j) {
                 const DeltaSegment& g = s.segments[j];
                 unit.segment(unit.cell(g.source), unit.cell(g.target), g.start, g.length);
             }
+        }
+#pragma omp for schedule(dynamic, share)
+        for (int64_t task = 0; task < decodes; ++task) {
+            const DeltaUnit<T> unit{l, s, memory, task % l.key_heads};
+            const int64_t behind = std::min(task + 1, decodes - 1);
+            const DeltaUnit<T> next{l, s, memory, behind % l.key_heads};
+            unit.decode(task / l.key_heads, next.cell(s.sources + behind / l.key_heads * s.width));
         }
     }
 }
