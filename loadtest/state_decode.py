@@ -100,7 +100,8 @@ def decode_rows(paged: Paged, dtype: torch.dtype, bandwidth: float) -> list[list
     rows = []
     for sequences in SEQUENCES:
         inputs = paged.inputs(sequences, dtype)
-        groups = paged.tables[: len(paged.tables) // sequences * sequences].split(sequences)
+        whole = len(paged.tables) // sequences * sequences
+        groups = paged.tables[:whole].view(-1, sequences, paged.tables.shape[1])
         steps = cycle([StateRows(tables, tables, ()) for tables in groups])
 
         def step() -> Tensor:
