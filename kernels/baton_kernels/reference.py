@@ -203,7 +203,8 @@ def _chosen(choice: list[float], routing: Routing) -> list[int]:
     size = len(choice) // routing.groups
     groups = [range(at, at + size) for at in range(0, len(choice), size)]
     if len(groups) > 1:
-        groups.sort(key=lambda group: -sum(sorted((choice[e] for e in group), reverse=True)[:2]))
+        best = routing.group_best
+        groups.sort(key=lambda group: -sum(sorted((choice[e] for e in group), reverse=True)[:best]))
         groups = groups[: routing.top_groups]
     experts = sorted(expert for group in groups for expert in group)
     return sorted(experts, key=lambda expert: -choice[expert])[: routing.top_k]
