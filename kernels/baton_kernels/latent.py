@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.latent import CpuLatentPlan
 from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.plain_latent import PlainLatentPlan
 from baton_kernels.step_latent import StepLatent
@@ -47,7 +48,7 @@ class LatentPlan:
         rows, absorbed = _absorbed(batch, expanded, view.device)
         if view.device.type == "cuda":
             raise NotImplementedError("latent attention has no kernels for CUDA; device is cuda")
-        step = PlainLatentPlan.build(batch, absorbed, view)
+        step = CpuLatentPlan.build(batch, absorbed, view) or PlainLatentPlan.build(batch, absorbed, view)
         return cls(step, rows, expanded)
 
     def store(self, view: Tensor, layer: int, latents: Tensor) -> None:
