@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t LATENTS = 64;      // latents of a tile: they stay in the caches between scores and sums
 constexpr int QUERY_TILE = 4;        // heads of a register tile of scores
 constexpr int LATENT_TILE = LANES / QUERY_TILE;  // and its latents: their products fill one vector
-constexpr int64_t MOST_TASKS = 64;
+constexpr int64_t QUERY_BYTES = 20480;  // of queries that stay in the first cache beside latents
 
 // The pool and one of its layers, with the rows that read it.
 template <class T> struct Latents {
@@ -45,13 +45,16 @@ template <class T> struct LatentWork {
           sums(new float[heads * padded]) {}
 };
 
-// The products of QUERY_TILE heads with LATENT_TILE latents: scores [QUERY_TILE, LATENTS], from the first on.
-template <class T>
-inline void latent_scores(const T* const (&q)[QUERY_TILE], const T* const* latents, int64_t row, float scale,
-                          float* scores) {
-    vf acc[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i) acc[i] = vf{};
+// The products of QUERY_TILE heads with LATENT_TILE latents: scores [QUERY_TILE, LATENTS], from the first on. Meanwhile the
+// first ``early`` words of AHEAD latents to come are prefetched: ``soon`` has their addresses.
+template <class T, int AHEAD>
+inline void latent_scores(const T* const (&q)[QUERY_TILE], const T* const* latents, const T* const* soon, int64_t row,
+                          int64_t early, float scale, float* scores) {
+    vf acc[QUERY_TILE][LATENT_TILE];
+#pragma GCC unroll 4
+    for (int h = 0; h < QUERY_TILE; ++h)
+#pragma GCC unroll 4
+        for (int l = 0; l < LATENT_TILE; ++l) acc[h][l] = vf{};
     for (int64_t w = 0; w < row; w += LANES) {
         vi query[QUERY_TILE];
 #pragma GCC unroll 4
@@ -59,15 +62,19 @@ inline void latent_scores(const T* const (&q)[QUERY_TILE], const T* const* laten
 #pragma GCC unroll 4
         for (int l = 0; l < LATENT_TILE; ++l) {
             const vi latent = load(words(latents[l]) + w);
+            if (l < AHEAD && w < early) __builtin_prefetch(words(soon[l]) + w, 0, 2);
 #pragma GCC unroll 4
-            for (int h = 0; h < QUERY_TILE; ++h)
-                acc[h * LATENT_TILE + l] = step<T>(acc[h * LATENT_TILE + l], latent, query[h]);
+            for (int h = 0; h < QUERY_TILE; ++h) acc[h][l] = step<T>(acc[h][l], latent, query[h]);
         }
     }
-    float products[LANES];
-    store(products, sums_of(acc) * scale);
+    // A copy: an array that is changed in place would be kept in memory all the time.
+    vf products[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) products[i] = acc[i / LATENT_TILE][i % LATENT_TILE];
+    alignas(64) float sums[LANES];
+    store(sums, sums_of(products) * scale);
     for (int h = 0; h < QUERY_TILE; ++h)
-        std::memcpy(scores + h * LATENTS, products + h * LATENT_TILE, sizeof(float) * LATENT_TILE);
+        std::memcpy(scores + h * LATENTS, sums + h * LATENT_TILE, sizeof(float) * LATENT_TILE);
 }
 
 // Two rows of numbers as words of which each has a number of both: those of the lower and of the upper half of each
@@ -83,19 +90,19 @@ template <int HALF> inline vi interleaved(vi a, vi b) {
 }
 
 // sums [H, padded] times the heads' factors, plus weights [H, LATENTS] times ``count`` latents' first numbers. The
-// sums of bfloat16 are in the order of interleaved words.
+// sums of bfloat16 are in the order of interleaved words. Meanwhile the words of latents to come are prefetched from
+// ``late`` on, up to ``row``.
 template <class T, int H>
-inline void add_latents(const T* const* latents, const T* const* soon, int64_t ahead, const T* weights,
+inline void add_latents(const T* const* latents, const T* const* soon, int64_t late, int64_t row, const T* weights,
                         const float* factors, int64_t count, int64_t padded, float* sums) {
-    for (int64_t d = 0; d < padded; d += 2 * LANES) {
+    for (int64_t d = 0, w = late; d < padded; d += 2 * LANES, w += LINE) {
         vf acc[H][2];
 #pragma GCC unroll 8
         for (int h = 0; h < H; ++h)
             for (int i = 0; i < 2; ++i) acc[h][i] = load(sums + h * padded + d + i * LANES) * factors[h];
         if constexpr (std::is_same_v<T, float>) {
             for (int64_t t = 0; t < count; ++t) {
-                __builtin_prefetch(soon[t] + std::min(d, ahead), 0, 2);
-                __builtin_prefetch(soon[t] + std::min(d, ahead) + LANES, 0, 2);
+                if (w < row) __builtin_prefetch(words(soon[t]) + w, 0, 2);
                 const vf first = load(latents[t] + d), second = load(latents[t] + d + LANES);
 #pragma GCC unroll 8
                 for (int h = 0; h < H; ++h) {
@@ -106,8 +113,10 @@ inline void add_latents(const T* const* latents, const T* const* soon, int64_t a
             }
         } else {
             for (int64_t t = 0; t < count; t += 2) {
-                __builtin_prefetch(soon[t] + std::min(d, ahead), 0, 2);
-                __builtin_prefetch(soon[t + 1] + std::min(d, ahead), 0, 2);
+                if (w < row) {
+                    __builtin_prefetch(words(soon[t]) + w, 0, 2);
+                    __builtin_prefetch(words(soon[t + 1]) + w, 0, 2);
+                }
                 const vi a = load(words(latents[t] + d)), b = load(words(latents[t + 1] + d));
                 const vi lower = interleaved<0>(a, b), upper = interleaved<1>(a, b);
 #pragma GCC unroll 8
@@ -141,11 +150,39 @@ template <class T> inline float tile_weights(float* scores, int64_t count, float
     return before;
 }
 
+// The scores of all heads and a tile's ``count`` latents. As many heads at a time as stay in the first cache.
+template <class T>
+void tile_scores(const T* q, const LatentRows& r, int64_t width, int64_t early, int64_t count, LatentWork<T>& work) {
+    const int64_t row = width / PER_WORD<T>, fit = std::max<int64_t>(1, QUERY_BYTES / (QUERY_TILE * 4 * row));
+    const int64_t tiles = std::min(fit, (r.heads + QUERY_TILE - 1) / QUERY_TILE);
+    const int64_t each = tiles >= LATENT_TILE ? 1 : 2 * tiles >= LATENT_TILE ? 2 : 4;
+    for (int64_t from = 0; from < r.heads; from += fit * QUERY_TILE) {
+        const int64_t to = std::min(r.heads, from + fit * QUERY_TILE);
+        for (int64_t l = 0; l < count; l += LATENT_TILE)
+            for (int64_t h = from, n = 0; h < to; h += QUERY_TILE, ++n) {
+                const T* queries[QUERY_TILE];
+                for (int i = 0; i < QUERY_TILE; ++i) queries[i] = q + std::min(h + i, r.heads - 1) * width;
+                float* scores = work.scores.get() + h * LATENTS + l;
+                const T* const* soon = work.soon + l;
+                // Each latent to come once: several at a time where few heads are computed.
+                if (from || n * each >= LATENT_TILE)
+                    latent_scores<T, 0>(queries, work.latents + l, soon, row, early, r.scale, scores);
+                else if (each == 1)
+                    latent_scores<T, 1>(queries, work.latents + l, soon + n, row, early, r.scale, scores);
+                else if (each == 2)
+                    latent_scores<T, 2>(queries, work.latents + l, soon + 2 * n, row, early, r.scale, scores);
+                else latent_scores<T, 4>(queries, work.latents + l, soon, row, early, r.scale, scores);
+            }
+    }
+}
+
 // One row's tokens from first to stop: work's sums, most and total.
 template <class T>
 void latent_part(const T* q, const Latents<T>& pool, const int64_t* table, const LatentRows& r, int64_t first,
                  int64_t stop, int64_t padded, LatentWork<T>& work) {
-    const int64_t row = pool.width / PER_WORD<T>;
+    // The next tile is prefetched all the time: more at once than the processor keeps track of would hold up reads.
+    const int64_t row = pool.width / PER_WORD<T>, steps = padded / (2 * LANES);
+    const int64_t early = std::max(row / 2 / LINE * LINE, row - steps * LINE);
     std::fill_n(work.most.get(), r.heads, -1e30f);
     std::fill_n(work.total.get(), r.heads, 0.0f);
     std::fill_n(work.sums.get(), r.heads * padded, 0.0f);
@@ -156,17 +193,12 @@ void latent_part(const T* q, const Latents<T>& pool, const int64_t* table, const
             work.latents[i] = pool.at(table, std::min(t + i, stop - 1));
             work.soon[i] = pool.at(table, std::min(t + i + LATENTS, stop - 1));
         }
-        for (int64_t l = 0; l < count; l += LATENT_TILE)
-            for (int64_t h = 0; h < r.heads; h += QUERY_TILE) {
-                const T* queries[QUERY_TILE];
-                for (int i = 0; i < QUERY_TILE; ++i) queries[i] = q + std::min(h + i, r.heads - 1) * pool.width;
-                latent_scores<T>(queries, work.latents + l, row, r.scale, work.scores.get() + h * LATENTS + l);
-            }
+        tile_scores(q, r, pool.width, early, count, work);
         for (int64_t h = 0; h < r.heads; ++h)
             work.factors[h] = tile_weights<T>(work.scores.get() + h * LATENTS, count, &work.most[h], &work.total[h],
                                               work.weights.get() + h * LATENTS);
         in_heads(r.heads, [&](auto heads, int64_t h) {
-            add_latents<T, heads>(work.latents, work.soon, pool.width - 2 * LANES, work.weights.get() + h * LATENTS,
+            add_latents<T, heads>(work.latents, work.soon, h ? row : early, row, work.weights.get() + h * LATENTS,
                                   work.factors.get() + h, (count + 1) / 2 * 2, padded,
                                   work.sums.get() + h * padded);
         });
