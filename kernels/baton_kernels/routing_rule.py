@@ -15,8 +15,8 @@ class Routing:
 
     Scores are the softmax or the sigmoid of the logits. A bias, where the checkpoint has one, is added to
     them for the choice alone. With groups, only the ``top_groups`` groups of the largest sums of their
-    ``group_best`` best scores are chosen from. Choosing by logits and a softmax over the chosen (gpt-oss, Granite) is the
-    softmax over all, renormalized.
+    ``group_best`` best scores are chosen from. Choosing by logits and a softmax over the chosen (gpt-oss,
+    Granite) is the softmax over all, renormalized.
     """
 
     top_k: int

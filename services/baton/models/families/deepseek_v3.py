@@ -37,6 +37,7 @@ def read_glm4_moe_lite(fields: Fields) -> ModelConfig:
     """Read the config of GLM-4.7-Flash. ModelError likewise."""
     sizes = read_latent(fields, LatentConfig(768, 512, 192, 64, 256))
     config = latent_like(fields, sizes, default_eps=1e-5)
+    fields.only("first_k_dense_replace", 1)
     return replace(
         config,
         experts=biased_experts(fields, config, Routing(4, "sigmoid", scale=1.8), num_experts=64, inner=1536),

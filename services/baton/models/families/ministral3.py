@@ -31,8 +31,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_mistral3(fields: Fields) -> ModelConfig:
-    """Read the config of Mistral 3's text model, which is a Mistral, a Ministral 3 or a Mistral Small 4. ModelError
-    likewise."""
+    """Read the config of Mistral 3's text model, which is a Mistral, a Ministral 3 or a Mistral Small 4.
+    ModelError likewise."""
     match fields.text("model_type", "mistral"):
         case "mistral":
             return mistral.read(fields)
