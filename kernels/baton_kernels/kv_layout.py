@@ -154,7 +154,7 @@ class KVLayout:
     def is_plain(self) -> bool:
         """Whether a page is a block: there is one group, which keeps K and V, in one table."""
         [group, *others] = self.groups
-        return not others and isinstance(group.kv, TokenKV) and len(group.tables) == 1
+        return not others and group.kind in ("full", "window") and len(group.tables) == 1
 
     @property
     def lost(self) -> float:

@@ -37,6 +37,7 @@ _SIGNATURES = {
     "baton_decode": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _I),
     "baton_prefill": (_I, _P, _P, _L, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _I),
     "baton_delta": (_I, _P, _P, _I),
+    "baton_attend_latents": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _L, _F, _I),
     "baton_layers": (_I, _P, _L, _P, _I),
 }
 
@@ -61,6 +62,7 @@ class Native:
         self.decode = library.baton_decode
         self.prefill = library.baton_prefill
         self.delta = library.baton_delta
+        self.attend_latents = library.baton_attend_latents
         self.layers = library.baton_layers
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)

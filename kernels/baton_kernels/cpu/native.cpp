@@ -10,6 +10,7 @@
 
 #include "delta.h"
 #include "experts.h"
+#include "latent.h"
 #include "layers.h"
 
 // Kinds are 0 for float and 1 for bfloat16.
@@ -140,6 +141,15 @@ void baton_delta(int kind, const void* layer, const void* step, int threads) {
     const DeltaStep& s = *static_cast<const DeltaStep*>(step);
     if (kind) run_delta<bf16>(l, s, threads);
     else run_delta<float>(l, s, threads);
+}
+
+// ``shape``: layers, block_size and width of the pool. ``tables``: [rows, blocks].
+void baton_attend_latents(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* q, void* out,
+                          const int64_t* tables, const int64_t* contexts, int64_t rows, int64_t heads,
+                          int64_t value_dim, int64_t blocks, float scale, int threads) {
+    const LatentRows r{q, out, tables, contexts, rows, heads, value_dim, blocks, scale};
+    if (kind) attend_latents(r, Latents<bf16>{static_cast<const bf16*>(pool), shape[0], layer, shape[1], shape[2]}, threads);
+    else attend_latents(r, Latents<float>{static_cast<const float*>(pool), shape[0], layer, shape[1], shape[2]}, threads);
 }
 
 void baton_layers(int kind, const void* stack, int64_t count, const void* step, int threads) {

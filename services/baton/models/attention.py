@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.models.config import ModelConfig
 from baton.models.layers import Linear, RMSNorm
 from baton.models.mixer import Mixer
-from baton.models.model_step import Narrow, Step
+from baton.models.model_step import Narrow, Step, attention_plan
 from baton.models.quantization.base import Index, QuantizationScheme, Rows, empty_parameter, index_of
 from baton.models.rope import head_order
 from baton.parallel.collectives import Collectives, Parallel
@@ -96,7 +96,7 @@ class Attention(Mixer):
         cos, sin = step.rotations[self.rotation]
         heads = qkv.view(len(qkv), self.heads + 2 * self.kv_heads, -1)
         norm = self.norm_before_rotation
-        view, plan = step.views[self.place.table], step.plans[self.place.table]
+        view, plan = step.views[self.place.table], attention_plan(step.plans, self.place.table)
         q = rotate_and_store(view, self.place.index, heads, plan, cos=cos, sin=sin, norm=norm)
         if self.head_norm == "rotated":
             assert self.q_norm is not None and self.k_norm is not None
@@ -108,9 +108,9 @@ class Attention(Mixer):
     def forward(self, x: Tensor, step: Step, narrow: Narrow | None) -> Tensor:
         table = self.place.table
         qkv, gate = self._projected(x)
-        q, plan = self._stored(qkv, step), step.plans[table]
+        q, plan = self._stored(qkv, step), attention_plan(step.plans, table)
         if narrow is not None:
-            q, plan = q[narrow.rows], narrow.plans[table]
+            q, plan = q[narrow.rows], attention_plan(narrow.plans, table)
             gate = None if gate is None else gate[narrow.rows]
         out = paged_attention(
             step.views[table],

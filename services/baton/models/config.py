@@ -36,6 +36,7 @@ NormPlaces = Literal["before", "after", "around", "beside"]
 """The places of norms. before: in front of attention and MLP (Llama). after: behind each, on its way to the
 residual stream (OLMo 2). around: in front and behind (Gemma 2). beside: one norm in front of both, which read
 the same and are added together (Cohere 2)."""
+_UNQUANTIZED = "nothing (quantized weights are not supported)"
 DTYPES: tuple[DType, ...] = get_args(DType)
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 
@@ -318,6 +319,8 @@ class ModelConfig:
         architecture = _architecture(fields)
         family = FAMILIES[architecture]
         text = fields.object("text_config") if family.text_config else fields
+        if text.has("quantization_config"):
+            raise text.error("quantization_config", _UNQUANTIZED)
         described: ModelConfig = resolve_name(family.read)(text)
         holder = fields if fields.has("bos_token_id") else text
         return replace(
@@ -340,7 +343,7 @@ def _architecture(fields: Fields) -> str:
             raise fields.error("auto_map", "nothing (Baton runs no code that comes with a model)")
         raise fields.error("architectures", "one of " + ", ".join(FAMILIES))
     if fields.has("quantization_config"):
-        raise fields.error("quantization_config", "nothing (quantized weights are not supported)")
+        raise fields.error("quantization_config", _UNQUANTIZED)
     return str(names[0])
 
 

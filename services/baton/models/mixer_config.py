@@ -35,6 +35,8 @@ class LatentConfig:
     """Dimensions that are; keys have them in common."""
     value_dim: int
     """Dimensions of a value head."""
+    eps: float = 1e-6
+    """Of the norms of both latents."""
 
     @property
     def query_dim(self) -> int:
@@ -43,7 +45,20 @@ class LatentConfig:
 
     def kept(self) -> TokenKV:
         """What a layer keeps: the latent, normed, and the rotated part of the key; on every rank."""
-        return TokenKV(1, 1, self.kv_rank + self.rope_dim)
+        return TokenKV(1, 1, self.width)
+
+    @property
+    def width(self) -> int:
+        """Numbers that are kept of a token, which are those of an absorbed query head, too."""
+        return self.kv_rank + self.rope_dim
+
+    def expands(self, length: int, context: int) -> bool:
+        """Whether a chunk of ``length`` tokens, which sees ``context`` tokens at last, takes fewer
+        multiplications with keys and values that are made of the latents than with absorbed queries."""
+        made = self.kv_rank * (self.nope_dim + self.value_dim)
+        pairs = length * context - length * (length - 1) // 2
+        absorbed = length * made + pairs * (self.width + self.kv_rank)
+        return context * made + pairs * (self.query_dim + self.value_dim) < absorbed
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 from baton.models.attention import Attention
 from baton.models.config import ModelConfig
 from baton.models.delta_attention import DeltaAttention
+from baton.models.latent_attention import LatentAttention
 from baton.models.mixer import Mixer
 from baton.models.mixer_config import MixerKind
 from baton.models.quantization.base import QuantizationScheme
@@ -42,5 +43,7 @@ def new_mixer(
             return Attention(config, layer, dtype, parallel, scheme, rotation)
         case "delta":
             return DeltaAttention(config, layer, dtype, parallel, scheme)
-        case "latent" | "mamba" | "conv":
+        case "latent":
+            return LatentAttention(config, layer, dtype, parallel, scheme, rotation)
+        case "mamba" | "conv":
             raise NotImplementedError(kind)
