@@ -62,6 +62,7 @@ MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "OlmoeForCausalLM": ("olmoe", "olmoe-biased"),
         "Ernie4_5_MoeForCausalLM": ("ernie45-moe", "ernie45-moe-biased"),
         "Qwen3NextForCausalLM": ("qwen3-next", "qwen3-next-odd"),
+        "KimiLinearForCausalLM": ("kimi-linear", "kimi-linear-odd"),
         "Qwen3_5ForCausalLM": ("qwen3-5",),
         "Qwen3_5ForConditionalGeneration": ("qwen3-5-with-encoder",),
         "Qwen3_5MoeForCausalLM": ("qwen3-5-moe",),

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
+from safetensors.torch import load_file, save_file
 from transformers import (
+    KimiLinearConfig,
     PretrainedConfig,
     Qwen3_5Config,
     Qwen3_5MoeConfig,
@@ -43,6 +48,20 @@ EXPERTS = {
     "shared_expert_intermediate_size": 48,
 }
 MROPE = rope_of("default", partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True)
+KIMI = {
+    "num_key_value_heads": 4,
+    "linear_num_heads": 2,
+    "linear_head_dim": 32,
+    "kv_lora_rank": 56,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "layer_types": [LINEAR, FULL, LINEAR],
+    "rms_norm_eps": 1e-4,
+}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -63,7 +82,23 @@ def qwen3_5_moe_with_encoder(**fields: object) -> PretrainedConfig:
     return Qwen3_5MoeConfig(text_config={"model_type": "qwen3_5_moe_text", **fields}, vision_config=VISION)
 
 
-STATES: Mapping[str, Recipe] = MappingProxyType(
+@dataclass(frozen=True)
+class KimiLinear:
+    """A tiny Kimi-Linear as it is published: transformers names the MLPs of dense layers like experts, too, when
+    it saves them."""
+
+    recipe: Recipe
+
+    def __call__(self, path: Path) -> Path:
+        """Save the model in ``path`` (created) and return it."""
+        file = self.recipe(path) / "model.safetensors"
+        dense = re.compile(r"block_sparse_moe(?=\.\w+_proj\.weight)")
+        tensors = {dense.sub("mlp", name): tensor for name, tensor in load_file(file).items()}
+        save_file(tensors, file, metadata={"format": "pt"})
+        return path
+
+
+STATES: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
     {
         "qwen3-next": Recipe(Qwen3NextConfig, {**GDN, **EXPERTS, "head_dim": 32}),
         "qwen3-next-odd": Recipe(
@@ -79,6 +114,25 @@ STATES: Mapping[str, Recipe] = MappingProxyType(
                 "attention_bias": True,
                 "tie_word_embeddings": True,
             },
+        ),
+        "kimi-linear": KimiLinear(Recipe(KimiLinearConfig, KIMI)),
+        "kimi-linear-odd": KimiLinear(
+            Recipe(
+                KimiLinearConfig,
+                {
+                    **KIMI,
+                    "linear_num_heads": 4,
+                    "linear_head_dim": 12,
+                    "linear_conv_kernel_dim": 3,
+                    "n_group": 4,
+                    "topk_group": 2,
+                    "moe_renormalize": False,
+                    "num_hidden_layers": 5,
+                    "layer_types": None,
+                    "first_k_dense_replace": 2,
+                    "n_shared_experts": 2,
+                },
+            )
         ),
         "qwen3-5": Recipe(Qwen3_5TextConfig, {**GDN, "head_dim": 16, "rope_parameters": MROPE}),
         "qwen3-5-with-encoder": Recipe(

@@ -31,7 +31,7 @@ from tests.support.tiny_models import ModelDir, oracle_logits
 from tests.support.tiny_states import STATES
 
 ANSWER = 24
-MAIN = ("qwen3-next", "qwen3-5", "qwen3-5-moe")
+MAIN = ("qwen3-next", "kimi-linear", "qwen3-5", "qwen3-5-moe")
 
 
 class OfLastRows(LaidOut):
@@ -99,9 +99,9 @@ def test_answers_are_those_of_transformers(name: str, model_dir: ModelDir) -> No
     assert tokens[len(ids) :] == choices.indices[:, 0].tolist()
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "qwen3-next-odd"])
+@pytest.mark.parametrize("name", ["qwen3-next", "kimi-linear", "kimi-linear-odd"])
 def test_rows_that_are_wanted_alone(name: str, model_dir: ModelDir) -> None:
-    """The last layer is linear attention in one model, and attention in the other."""
+    """The last layer is linear attention in two models, and latent attention in one."""
     path, a, b = model_dir(name), prompt(50, 1), prompt(33, 2)
     laid = OfLastRows(load_model(path), 16)
     assert not len(laid.last({"a": a[:20], "d": b[:11]}))
@@ -151,6 +151,7 @@ def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("qwen3-5", 1, 2),
         ("qwen3-next-odd", 4, 1),
         ("qwen3-next-odd", 1, 3),
+        ("kimi-linear-odd", 4, 1),
     ],
 )
 def test_splits(name: str, tp_size: int, pp_size: int, model_dir: ModelDir) -> None:

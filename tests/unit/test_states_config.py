@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from transformers import (
     AutoConfig,
+    KimiLinearConfig,
     PretrainedConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -24,10 +25,16 @@ from tests.support.published_states import PUBLISHED_STATES
 BASE: dict[str, object] = {"vocab_size": 1000, "hidden_size": 64, "num_attention_heads": 16}
 FAMILIES: dict[str, Callable[..., PretrainedConfig]] = {
     "Qwen3Next": Qwen3NextConfig,
+    "KimiLinear": KimiLinearConfig,
     "Qwen3_5": Qwen3_5TextConfig,
     "Qwen3_5Moe": Qwen3_5MoeTextConfig,
 }
-LAYERS = {"Qwen3Next": {"num_hidden_layers": 8}, "Qwen3_5": {}, "Qwen3_5Moe": {}}
+LAYERS: dict[str, dict[str, object]] = {
+    "Qwen3Next": {"num_hidden_layers": 8},
+    "KimiLinear": {"num_key_value_heads": 16},
+    "Qwen3_5": {},
+    "Qwen3_5Moe": {},
+}
 
 
 def family(name: str, /, **changes: object) -> ModelConfig:
@@ -72,6 +79,9 @@ def test_layers_as_published() -> None:
     assert all(config.expert_layers)
     assert (config.rope.theta, config.rope.partial, config.norm_offset) == (1e7, 0.25, 1.0)
     assert config.experts is not None and config.experts.routing.renormalize
+    kimi = published("Kimi-Linear-48B-A3B-Instruct")
+    assert kimi.mixers == (*(*(("delta",),) * 3, ("latent",)) * 6, ("delta",), ("delta",), ("latent",))
+    assert not any(kimi.ropes) and kimi.attention_scale == 192**-0.5
     assert published("Qwen3.5-27B").experts is None
     assert published("Qwen3.5-27B").mixers[3::4] == (("attention",),) * 16
 
@@ -89,6 +99,12 @@ def test_what_layers_keep(ranks: int) -> None:
     [
         ("Qwen3Next", {"linear_num_value_heads": 24}, "linear_num_value_heads is 24; allowed: a multiple of"),
         ("Qwen3Next", {"attn_output_gate": False}, "attn_output_gate is false; allowed: true"),
+        ("KimiLinear", {"mla_use_nope": False}, "mla_use_nope is false; allowed: true"),
+        (
+            "KimiLinear",
+            {"linear_attn_config": {"full_attn_layers": [4, 8], "kda_layers": [1, 2, 3, 5, 6]}},
+            r"linear_attn_config.kda_layers is \[1, 2, 3, 5, 6\]; allowed: with full_attn_layers, each of",
+        ),
         ("Qwen3_5", {"layer_types": ["full_attention"] * 3}, "allowed: 8 times full_attention or linear_"),
         ("Qwen3_5", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0"),
         ("Qwen3_5Moe", {"num_experts_per_tok": 257}, "num_experts_per_tok is 257; allowed: 1 to 256"),
