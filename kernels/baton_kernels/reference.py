@@ -64,6 +64,32 @@ def reference_attention(
     return out
 
 
+def reference_latent_attention(
+    view: Tensor, layer: int, q: Tensor, batch: PagedBatch, *, scale: float, value_dim: int
+) -> Tensor:
+    """q [T, heads, width] over a pool of latents -> [T, heads, value_dim] float64; rows of no sequence, and
+    padding, stay 0."""
+    out = torch.zeros((*q.shape[:2], value_dim), dtype=torch.float64, device=q.device)
+    for row, (table, context) in _rows(batch).items():
+        latents = _read(view, layer, 0, table, 0, context)[:, 0]
+        for head in range(q.shape[1]):
+            weights = torch.softmax(latents @ q[row, head].double() * scale, dim=0)
+            out[row, head] = weights @ latents[:, :value_dim]
+    return out
+
+
+def reference_expanded_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+    """q [L, heads, qk_dim], k [C, heads, qk_dim], v [C, heads, v_dim] -> [L, heads, v_dim] float64: causal,
+    the last query sees all."""
+    out = torch.zeros((*q.shape[:2], v.shape[2]), dtype=torch.float64, device=q.device)
+    for row in range(len(q)):
+        seen = len(k) - len(q) + row + 1
+        for head in range(q.shape[1]):
+            scores = k[:seen, head].double() @ q[row, head].double() * scale
+            out[row, head] = torch.softmax(scores, dim=0) @ v[:seen, head].double()
+    return out
+
+
 def _first_seen(context: int, window: Window | None) -> int:
     """The first token that a row sees which is the last of ``context`` tokens."""
     if isinstance(window, ChunkedWindow):
@@ -203,7 +229,8 @@ def _chosen(choice: list[float], routing: Routing) -> list[int]:
     size = len(choice) // routing.groups
     groups = [range(at, at + size) for at in range(0, len(choice), size)]
     if len(groups) > 1:
-        groups.sort(key=lambda group: -sum(sorted((choice[e] for e in group), reverse=True)[:2]))
+        best = routing.group_best
+        groups.sort(key=lambda group: -sum(sorted((choice[e] for e in group), reverse=True)[:best]))
         groups = groups[: routing.top_groups]
     experts = sorted(expert for group in groups for expert in group)
     return sorted(experts, key=lambda expert: -choice[expert])[: routing.top_k]

@@ -36,7 +36,7 @@ def plainly_route(logits: Tensor, routing: Routing, bias: Tensor | None = None) 
         choice = scores + bias
     if routing.groups > 1:
         grouped = choice.view(len(choice), routing.groups, choice.shape[1] // routing.groups)
-        best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
+        best = grouped.topk(min(routing.group_best, grouped.shape[-1]), dim=-1).values.sum(-1)
         kept = torch.zeros_like(best, dtype=torch.bool)
         kept.scatter_(-1, best.topk(routing.top_groups, dim=-1).indices, True)
         choice = grouped.masked_fill(~kept[..., None], -torch.inf).flatten(-2)

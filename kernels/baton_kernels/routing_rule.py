@@ -14,9 +14,9 @@ class Routing:
     """The rule by which a family chooses experts and weighs them.
 
     Scores are the softmax or the sigmoid of the logits. A bias, where the checkpoint has one, is added to
-    them for the choice alone. With groups, only the ``top_groups`` groups of the largest sums of their two
-    best scores are chosen from. Choosing by logits and a softmax over the chosen (gpt-oss, Granite) is the
-    softmax over all, renormalized.
+    them for the choice alone. With groups, only the ``top_groups`` groups of the largest sums of their
+    ``group_best`` best scores are chosen from. Choosing by logits and a softmax over the chosen (gpt-oss,
+    Granite) is the softmax over all, renormalized.
     """
 
     top_k: int
@@ -29,6 +29,8 @@ class Routing:
     """A factor of the weights, after renormalizing."""
     groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
+    """Best scores of a group whose sum stands for it: 1 or 2."""
     jitter: float = 0.0
     """sparsemixer (Phi-3.5-MoE) only: twice this share below the best logit, an expert is left out of the
     softmax that gives the weight."""
@@ -39,6 +41,8 @@ class Routing:
         """Checks that ``top_k`` of so many experts can be chosen. ValueError if not."""
         if experts % self.groups or not 1 <= self.top_groups <= self.groups:
             raise ValueError(f"{self.top_groups} of {self.groups} groups of {experts} experts")
+        if self.group_best not in (1, 2):
+            raise ValueError(f"group_best is {self.group_best}; allowed: 1, 2")
         allowed = experts // self.groups * self.top_groups
         if not 1 <= self.top_k <= allowed:
             raise ValueError(f"top_k is {self.top_k}; allowed with {allowed} experts: 1 to {allowed}")

@@ -118,6 +118,7 @@ class RouteCase:
             scale=level["scale"],
             groups=groups,
             top_groups=top_groups,
+            group_best=1 if level["scores"] == "softmax" else 2,
             jitter=0.1,
         )
         logits = (2 * torch.randn(level["tokens"], groups * size)).to(level["dtype"])

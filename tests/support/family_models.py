@@ -7,10 +7,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tests.support.tiny_dense import DENSE
+from tests.support.tiny_latents import LATENTS
 from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import TINY_MODELS
+from tests.support.tiny_states import STATES
 
-FAMILY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType({**TINY_MODELS, **DENSE, **MIXTURES})
+FAMILY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
+    {**TINY_MODELS, **DENSE, **MIXTURES, **LATENTS, **STATES}
+)
 """Name -> builder, as ``TINY_MODELS``."""
 
 MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -31,7 +35,11 @@ MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "InternLM3ForCausalLM": ("internlm3",),
         "MinistralForCausalLM": ("ministral",),
         "Ministral3ForCausalLM": ("ministral3",),
-        "Mistral3ForConditionalGeneration": ("mistral3-of-ministral3", "mistral3-of-mistral"),
+        "Mistral3ForConditionalGeneration": (
+            "mistral3-of-ministral3",
+            "mistral3-of-mistral",
+            "mistral4-with-encoder",
+        ),
         "Olmo2ForCausalLM": ("olmo2", "olmo2-gqa-biased"),
         "Olmo3ForCausalLM": ("olmo3",),
         "Phi3ForCausalLM": ("phi3-longrope", "phi3", "phi3-partial"),
@@ -53,6 +61,19 @@ MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "GraniteMoeSharedForCausalLM": ("granite-moe-shared",),
         "OlmoeForCausalLM": ("olmoe", "olmoe-biased"),
         "Ernie4_5_MoeForCausalLM": ("ernie45-moe", "ernie45-moe-biased"),
+        "Qwen3NextForCausalLM": ("qwen3-next", "qwen3-next-odd"),
+        "KimiLinearForCausalLM": ("kimi-linear", "kimi-linear-odd"),
+        "Qwen3_5ForCausalLM": ("qwen3-5",),
+        "Qwen3_5ForConditionalGeneration": ("qwen3-5-with-encoder",),
+        "Qwen3_5MoeForCausalLM": ("qwen3-5-moe",),
+        "Qwen3_5MoeForConditionalGeneration": ("qwen3-5-moe-with-encoder",),
+        "DeepseekV2ForCausalLM": ("deepseek-v2", "deepseek-v2-lite"),
+        "DeepseekV3ForCausalLM": ("deepseek-v3", "deepseek-v3-halves"),
+        "KimiK25ForConditionalGeneration": ("kimi-k25",),
+        "Mistral4ForCausalLM": ("mistral4",),
+        "MiniCPM3ForCausalLM": ("minicpm3", "minicpm3-direct-queries"),
+        "Glm4MoeLiteForCausalLM": ("glm4-moe-lite",),
+        "YoutuForCausalLM": ("youtu",),
     }
 )
 """Architecture -> the names of its tiny models. The first stands for all of them where tests are few."""

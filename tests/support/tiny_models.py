@@ -19,6 +19,8 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LogitsProcessor,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -64,7 +66,7 @@ class Recipe:
     def __call__(self, path: Path) -> Path:
         """Save the model in ``path`` (created) and return it."""
         config = self.config(**{**SHAPE, **self.overrides})
-        model = _auto_model(config).from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        model = _new_model(config)
         randomize(model)
         ends = GenerationConfig(bos_token_id=BOS, eos_token_id=[EOS, IM_END])  # type: ignore[no-untyped-call]
         model.generation_config = ends
@@ -177,6 +179,8 @@ def randomize(model: PreTrainedModel, seed: int = 0) -> None:
                 parameter.copy_(0.5 * noise(parameter))
             elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
                 parameter.copy_(embedding * noise(parameter))
+            elif name.endswith("A_log"):
+                parameter.copy_(noise(parameter))
             elif parameter.dim() > 1:
                 parameter.copy_(1.3 * parameter.shape[1] ** -0.5 * noise(parameter))
         for name, buffer in model.named_buffers():
@@ -238,7 +242,18 @@ def load_oracle(path: Path, dtype: str = "float32") -> PreTrainedModel:
     return model
 
 
-def _auto_model(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
+def _new_model(config: PretrainedConfig) -> PreTrainedModel:
+    if isinstance(config, Mistral4Config):
+        return Mistral4ForCausalLM(config)
+    model: PreTrainedModel = _auto_model(config).from_config(config, dtype=torch.float32)
+    return model
+
+
+def _auto_model(
+    config: PretrainedConfig,
+) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText] | type[Mistral4ForCausalLM]:
+    if isinstance(config, Mistral4Config):
+        return Mistral4ForCausalLM  # bare, it is no automatic model: its checkpoints have an encoder
     has_encoder = config.get_text_config() is not config
     return AutoModelForImageTextToText if has_encoder else AutoModelForCausalLM
 

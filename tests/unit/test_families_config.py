@@ -228,8 +228,8 @@ def test_refusals(family: str, changes: Mapping[str, object], message: str) -> N
 
 def test_a_text_model_of_another_kind_is_refused() -> None:
     raw = {**PUBLISHED["Mistral-Small-3.1-24B-Instruct-2503"]}
-    raw["text_config"] = {**dict_of(raw["text_config"]), "model_type": "mistral4"}
-    with pytest.raises(ModelError, match=r'text_config.model_type is "mistral4"; allowed: one of mistral, '):
+    raw["text_config"] = {**dict_of(raw["text_config"]), "model_type": "mistral5"}
+    with pytest.raises(ModelError, match=r'text_config.model_type is "mistral5"; allowed: one of mistral, '):
         ModelConfig.from_dict(raw)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.parallel import collectives, one_shot
 from baton.parallel.collectives import GroupCollectives
 from baton.parallel.one_shot import MOST_BYTES, OneShotSum, agreed, why_not
-from baton.parallel.shard import Shard
+from baton.parallel.shard import Shard, StateSplit
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Sizes:
     intermediate_size: int = 16
     vocab_size: int = 64
     inner_sizes: tuple[int, ...] = (16,)
+    state_splits: tuple[StateSplit, ...] = ()
 
 
 def test_it_takes_small_tensors_that_the_kernel_knows() -> None:

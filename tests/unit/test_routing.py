@@ -53,6 +53,20 @@ FAMILIES = {
     "qwen3_moe": Family(
         "qwen3_moe", "Qwen3MoeTopKRouter", "Qwen3MoeConfig", RENORMALIZED, {"norm_topk_prob": True}
     ),
+    "deepseek_v2": Family(
+        "deepseek_v2",
+        "DeepseekV2TopkRouter",
+        "DeepseekV2Config",
+        Routing(3, scale=2.5, groups=4, top_groups=2, group_best=1),
+        {**DEEPSEEK, "topk_method": "group_limited_greedy", "num_attention_heads": 4},
+    ),
+    "mistral4": Family(
+        "mistral4",
+        "Mistral4TopkRouter",
+        "Mistral4Config",
+        Routing(3, renormalize=True, scale=2.5, groups=4, top_groups=2),
+        DEEPSEEK,
+    ),
     "olmoe": Family("olmoe", "OlmoeTopKRouter", "OlmoeConfig", Routing(3)),
     "glm4_moe": Family("glm4_moe", "Glm4MoeTopkRouter", "Glm4MoeConfig", GROUPED, DEEPSEEK),
     "deepseek_v3": Family("deepseek_v3", "DeepseekV3TopkRouter", "DeepseekV3Config", GROUPED, DEEPSEEK),
@@ -178,6 +192,7 @@ def test_the_kernel_chooses_as_plain_torch_does(case: dict[str, object]) -> None
         scale=1.5,
         groups=groups,
         top_groups=top_groups,
+        group_best=1 if scores == "softmax" else 2,
         jitter=0.1,
     )
     # Each logit at a distance from others, also in bfloat16: the choice does not hang on rounding.
@@ -230,6 +245,7 @@ def test_numbers_that_are_none_choose_different_experts_all_the_same() -> None:
         (Routing(7, groups=4, top_groups=2), "top_k is 7; allowed with 6 experts"),
         (Routing(1, groups=5), "1 of 5 groups of 12 experts"),
         (Routing(1, groups=4, top_groups=5), "5 of 4 groups"),
+        (Routing(1, groups=4, group_best=3), "group_best is 3; allowed: 1, 2"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(routing: Routing, said: str) -> None:

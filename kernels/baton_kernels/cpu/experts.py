@@ -23,7 +23,8 @@ class NativeRouting(ctypes.Structure):
 
     _fields_ = (
         ("bias", _POINTER),
-        *((name, _COUNT) for name in ("experts", "top_k", "groups", "top_groups", "scores", "renormalize")),
+        *((name, _COUNT) for name in ("experts", "top_k", "groups", "top_groups", "group_best")),
+        *((name, _COUNT) for name in ("scores", "renormalize")),
         *((name, _FLOAT) for name in ("least_sum", "scale", "jitter")),
     )
 
@@ -36,6 +37,7 @@ class NativeRouting(ctypes.Structure):
             top_k=routing.top_k,
             groups=routing.groups,
             top_groups=routing.top_groups,
+            group_best=routing.group_best,
             scores=SCORES.index(routing.scores),
             renormalize=routing.renormalize,
             least_sum=routing.least_sum,

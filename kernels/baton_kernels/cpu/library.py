@@ -36,6 +36,8 @@ _SIGNATURES = {
     "baton_rotate_and_store": (_I, _P, _P, _L, _P, _P, _P, _P, _P, _P, _F, _F, _P, _P, _L, _L, _I),
     "baton_decode": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _I),
     "baton_prefill": (_I, _P, _P, _L, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _I),
+    "baton_delta": (_I, _P, _P, _I),
+    "baton_attend_latents": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _L, _F, _I),
     "baton_layers": (_I, _P, _L, _P, _I),
 }
 
@@ -59,6 +61,8 @@ class Native:
         self.rotate_and_store = library.baton_rotate_and_store
         self.decode = library.baton_decode
         self.prefill = library.baton_prefill
+        self.delta = library.baton_delta
+        self.attend_latents = library.baton_attend_latents
         self.layers = library.baton_layers
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)

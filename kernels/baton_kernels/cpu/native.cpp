@@ -8,7 +8,9 @@
 // to a float, so both kinds share every loop. The sums of a matmul and of a decoding row run in one order, whatever
 // else is in the batch: their results do not depend on it.
 
+#include "delta.h"
 #include "experts.h"
+#include "latent.h"
 #include "layers.h"
 
 // Kinds are 0 for float and 1 for bfloat16.
@@ -132,6 +134,22 @@ void baton_prefill(int kind, const void* pool, const int64_t* shape, int64_t lay
     const Scores how{scale, softcap, window, sinks};
     if (kind) prefill(c, pool_of<bf16>(pool, shape, layer), how, threads);
     else prefill(c, pool_of<float>(pool, shape, layer), how, threads);
+}
+
+void baton_delta(int kind, const void* layer, const void* step, int threads) {
+    const DeltaLayer& l = *static_cast<const DeltaLayer*>(layer);
+    const DeltaStep& s = *static_cast<const DeltaStep*>(step);
+    if (kind) run_delta<bf16>(l, s, threads);
+    else run_delta<float>(l, s, threads);
+}
+
+// ``shape``: layers, block_size and width of the pool. ``tables``: [rows, blocks].
+void baton_attend_latents(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* q, void* out,
+                          const int64_t* tables, const int64_t* contexts, int64_t rows, int64_t heads,
+                          int64_t value_dim, int64_t blocks, float scale, int threads) {
+    const LatentRows r{q, out, tables, contexts, rows, heads, value_dim, blocks, scale};
+    if (kind) attend_latents(r, Latents<bf16>{static_cast<const bf16*>(pool), shape[0], layer, shape[1], shape[2]}, threads);
+    else attend_latents(r, Latents<float>{static_cast<const float*>(pool), shape[0], layer, shape[1], shape[2]}, threads);
 }
 
 void baton_layers(int kind, const void* stack, int64_t count, const void* step, int threads) {

@@ -12,7 +12,7 @@ enum { SOFTMAX, SIGMOID, SPARSEMIXER };
 // This structure has the layout of the ctypes one in baton_kernels.cpu.experts.
 struct Routing {
     const float* bias;  // added to the scores for the choice; null: none
-    int64_t experts, top_k, groups, top_groups, scores, renormalize;
+    int64_t experts, top_k, groups, top_groups, group_best, scores, renormalize;
     float least_sum, scale, jitter;
 };
 
@@ -86,7 +86,7 @@ inline Largest choose(const Routing& r, const float* choice) {
     bool kept[MOST_EXPERTS] = {};
     Largest groups(r.top_groups);
     for (int64_t g = 0; g < r.groups && r.groups > 1; ++g) {
-        Largest two(std::min<int64_t>(2, size));
+        Largest two(std::min(r.group_best, size));
         for (int64_t i = g * size; i < (g + 1) * size; ++i) two.offer(choice[i], i);
         groups.offer(two.values[0] + (two.count > 1 ? two.values[1] : 0), g);
     }

@@ -30,12 +30,14 @@ def _kept_groups(
     member: tl.tensor,
     PER_GROUP: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
     GROUPS: tl.constexpr,
     MEMBERS: tl.constexpr,
 ) -> tl.tensor:
-    """Whether each group, [GROUPS], is among the ``TOP_GROUPS`` of the largest sums of their two best."""
+    """Whether each group, [GROUPS], is among the ``TOP_GROUPS`` of the largest sums of their best, one or
+    two."""
     left = tl.max(choice, 1)
-    if PER_GROUP > 1:
+    if PER_GROUP > 1 and GROUP_BEST > 1:
         first = tl.min(tl.where(choice == left[:, None], member, MEMBERS), 1)
         left += tl.max(tl.where(member == first[:, None], float("-inf"), choice), 1)
     groups = tl.arange(0, GROUPS)
@@ -62,6 +64,7 @@ def _route(
     PER_GROUP: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
     SCORES: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -88,7 +91,7 @@ def _route(
         choice = logit  # in the order of the scores, and different where those are rounded to 0 or 1
     choice = tl.where(real, choice, float("-inf"))
     if PER_GROUP < EXPERTS:
-        kept = _kept_groups(choice, member, PER_GROUP, TOP_GROUPS, GROUPS, MEMBERS)
+        kept = _kept_groups(choice, member, PER_GROUP, TOP_GROUPS, GROUP_BEST, GROUPS, MEMBERS)
         choice = tl.where(kept[:, None], choice, float("-inf"))
 
     places = tl.arange(0, PLACES)
@@ -140,6 +143,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
             PER_GROUP=count // groups,
             TOP_K=routing.top_k,
             TOP_GROUPS=routing.top_groups,
+            GROUP_BEST=routing.group_best,
             SCORES=routing.scores,
             RENORMALIZE=routing.renormalize and not mixed,
             HAS_BIAS=bias is not None and not mixed,

@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.models.config import ModelConfig
 from baton.models.layers import Linear, RMSNorm
 from baton.models.mixer import Mixer
-from baton.models.model_step import Narrow, Step
+from baton.models.model_step import Narrow, Step, attention_plan
 from baton.models.quantization.base import Index, QuantizationScheme, Rows, empty_parameter, index_of
 from baton.models.rope import head_order
 from baton.parallel.collectives import Collectives, Parallel
@@ -52,6 +52,7 @@ class Attention(Mixer):
         self.scales_queries = scale is not None and not (scale.unrotated_only and config.ropes[layer])
         order = head_order(config.ropes[layer], config.head_dim)
         parts = _qkv_parts(config, shard.heads, shard.kv_heads, order)
+        self.is_gated = config.attention_gate
         self.qkv_proj = Linear(config.hidden_size, parts, dtype, bias=config.qkv_bias, scheme=scheme)
         # One rank adds the bias: the outputs are summed.
         o_bias = config.o_bias and shard.tp_rank == 0
@@ -77,13 +78,25 @@ class Attention(Mixer):
 
     def store(self, x: Tensor, step: Step) -> Tensor:
         """Puts K and V into the pool; returns the queries [T, heads, head_dim]."""
-        qkv = self.qkv_proj(x)
+        return self._stored(self._projected(x)[0], step)
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The queries, keys and values of x, [T, all of them], and the logits of the output's gate [T, heads
+        * head_dim]."""
+        qkv: Tensor = self.qkv_proj(x)
+        if not self.is_gated:
+            return qkv, None
+        size = qkv.shape[1] * self.heads // (2 * self.heads + 2 * self.kv_heads)
+        q, gate, kv = qkv.split_with_sizes([size, size, qkv.shape[1] - 2 * size], dim=1)
+        return torch.cat((q, kv), dim=1), gate
+
+    def _stored(self, qkv: Tensor, step: Step) -> Tensor:
         if (whole := self.whole_norm) is not None:
             self._norm_whole(qkv, whole)
         cos, sin = step.rotations[self.rotation]
-        heads = qkv.view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
+        heads = qkv.view(len(qkv), self.heads + 2 * self.kv_heads, -1)
         norm = self.norm_before_rotation
-        view, plan = step.views[self.place.table], step.plans[self.place.table]
+        view, plan = step.views[self.place.table], attention_plan(step.plans, self.place.table)
         q = rotate_and_store(view, self.place.index, heads, plan, cos=cos, sin=sin, norm=norm)
         if self.head_norm == "rotated":
             assert self.q_norm is not None and self.k_norm is not None
@@ -94,9 +107,11 @@ class Attention(Mixer):
 
     def forward(self, x: Tensor, step: Step, narrow: Narrow | None) -> Tensor:
         table = self.place.table
-        q, plan = self.store(x, step), step.plans[table]
+        qkv, gate = self._projected(x)
+        q, plan = self._stored(qkv, step), attention_plan(step.plans, table)
         if narrow is not None:
-            q, plan = q[narrow.rows], narrow.plans[table]
+            q, plan = q[narrow.rows], attention_plan(narrow.plans, table)
+            gate = None if gate is None else gate[narrow.rows]
         out = paged_attention(
             step.views[table],
             self.place.index,
@@ -107,7 +122,10 @@ class Attention(Mixer):
             softcap=self.softcap,
             sinks=self.sinks,
         )
-        return self.collectives.sum(self.o_proj(out.flatten(1)))
+        flat = out.flatten(1)
+        if gate is not None:
+            flat = (flat * torch.sigmoid(gate.float())).to(flat.dtype)
+        return self.collectives.sum(self.o_proj(flat))
 
     @property
     def adjusts_queries(self) -> bool:
@@ -156,11 +174,20 @@ def _qkv_parts(
     """The rows of a rank's query, key and value heads in the checkpoint."""
     dim = config.head_dim
     q, k, v = _ordered(heads, dim, order), _ordered(kv_heads, dim, order), _of_heads(kv_heads, dim)
+    if config.attention_gate:
+        q = _with_gates(heads, dim, order or range(dim))
     if not config.fused_qkv:
         return {"q_proj": q, "k_proj": k, "v_proj": v}
     keys = config.num_heads * dim
     values = keys + config.num_kv_heads * dim
     return {"qkv_proj": (*q, *(keys + row for row in k), *(values + row for row in v))}
+
+
+def _with_gates(heads: range, head_dim: int, order: Sequence[int]) -> Rows:
+    """The rows of queries, and then of the gates that follow each head's query."""
+    firsts = [2 * head_dim * head for head in heads]
+    queries = (first + row for first in firsts for row in order)
+    return (*queries, *(first + head_dim + row for first in firsts for row in range(head_dim)))
 
 
 def _of_heads(heads: range, head_dim: int) -> range:

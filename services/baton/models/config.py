@@ -17,6 +17,7 @@ from baton.models.json_fields import Fields, read_object
 from baton.models.mixer_config import ConvConfig, DeltaConfig, LatentConfig, MambaConfig, MixerKind
 from baton.models.quantization.experts_format import SEPARATE, ExpertNames
 from baton.models.registry import FAMILIES, UNSERVED
+from baton.parallel.shard import StateSplit
 from baton.process.options import ModelError
 from baton_kernels.activation_kind import SILU, Activation
 from baton_kernels.kv_layout import LayerKV, TokenKV
@@ -35,6 +36,7 @@ NormPlaces = Literal["before", "after", "around", "beside"]
 """The places of norms. before: in front of attention and MLP (Llama). after: behind each, on its way to the
 residual stream (OLMo 2). around: in front and behind (Gemma 2). beside: one norm in front of both, which read
 the same and are added together (Cohere 2)."""
+_UNQUANTIZED = "nothing (quantized weights are not supported)"
 DTYPES: tuple[DType, ...] = get_args(DType)
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 
@@ -99,6 +101,8 @@ class ExpertsConfig:
     """Rows of each expert's gate and up projections (moe_intermediate_size)."""
     routing: Routing
     names: ExpertNames = SEPARATE
+    other_names: ExpertNames | None = None
+    """The names that checkpoints may have instead: those of the tensors of all experts."""
     activation: Activation = SILU
     bias: bool = False
     """Whether the experts' projections have biases."""
@@ -158,6 +162,9 @@ class ModelConfig:
     sinks: bool = False
     """Whether each head has a logit of its own in the softmax's denominator (gpt-oss)."""
     query_scale: QueryScale | None = None
+    attention_gate: bool = False
+    """Whether attention's output is multiplied by the sigmoid of a second part of each head's query
+    projection."""
     activation: Activation = SILU
     gated_mlp: bool = True
     experts: ExpertsConfig | None = None
@@ -231,6 +238,12 @@ class ModelConfig:
             tuple(self.kept_by(mixer, layer, ranks) for mixer in self.mixers_of(layer))
             for layer in range(self.num_layers)
         )
+
+    @property
+    def state_splits(self) -> tuple[StateSplit, ...]:
+        """The mixers with a state, as tensor parallelism may split them."""
+        kinds: tuple[StateSplit | None, ...] = (self.delta,)
+        return tuple(kind for kind in kinds if kind is not None)
 
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of this index has experts instead of one MLP."""
@@ -306,6 +319,8 @@ class ModelConfig:
         architecture = _architecture(fields)
         family = FAMILIES[architecture]
         text = fields.object("text_config") if family.text_config else fields
+        if text.has("quantization_config"):
+            raise text.error("quantization_config", _UNQUANTIZED)
         described: ModelConfig = resolve_name(family.read)(text)
         holder = fields if fields.has("bos_token_id") else text
         return replace(
@@ -328,7 +343,7 @@ def _architecture(fields: Fields) -> str:
             raise fields.error("auto_map", "nothing (Baton runs no code that comes with a model)")
         raise fields.error("architectures", "one of " + ", ".join(FAMILIES))
     if fields.has("quantization_config"):
-        raise fields.error("quantization_config", "nothing (quantized weights are not supported)")
+        raise fields.error("quantization_config", _UNQUANTIZED)
     return str(names[0])
 
 

@@ -15,16 +15,17 @@ from baton.models.experts import Experts
 from baton.models.layers import MLP, Embedding, Increment, LayerNorm, Linear, RMSNorm, stream_norm
 from baton.models.mixer import Mixer, PlacesItself
 from baton.models.mixers import MIXER_NAMES, new_mixer
-from baton.models.model_step import Narrow, States, Step
+from baton.models.model_step import Narrow, States, Step, TablePlan
 from baton.models.quantization.base import Index, Multiplier, Place, QuantizationScheme
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.layers import LayerStack, LayerWeights
-from baton_kernels.kv_layout import KVLayout, KVPlace, TokenKV
+from baton_kernels.kv_layout import KVLayout, KVPlace, LayerKV, TokenKV
+from baton_kernels.latent import LatentPlan
 from baton_kernels.norm import Norm
-from baton_kernels.paged import PagedBatch, WantedRows
+from baton_kernels.paged import Chunk, PagedBatch, WantedRows
 from baton_kernels.rows import add_norm
 
 
@@ -112,7 +113,9 @@ class DecoderLayer(nn.Module):
             return None
         attention, mlp = self.mixers[0], self.mlp.packed
         qkv, o = attention.qkv_proj.packed, attention.o_proj.packed
-        if self.is_parallel or attention.adjusts_queries or qkv is None or o is None or mlp is None:
+        if self.is_parallel or attention.adjusts_queries or attention.is_gated:
+            return None
+        if qkv is None or o is None or mlp is None:
             return None
         return LayerWeights(
             _norm(self.input_layernorm),
@@ -239,18 +242,27 @@ class Decoder(CausalLM):
         tables = range(self.layout.num_tables)
         return tuple(pool.view(self.layout.view_shape(table, len(pool))) for table in tables)
 
-    def _plans(self, batch: PagedBatch, views: Sequence[Tensor]) -> tuple[AttentionPlan, ...]:
+    def _plans(self, batch: PagedBatch, views: Sequence[Tensor]) -> tuple[TablePlan, ...]:
         heads = len(self.shard.heads)
-        if self.layout is None or len(views) == 1:
+        if self.layout is None:
             return (AttentionPlan.build(batch.of_table(0), views[0], self.windows, heads),)
-        plans: list[AttentionPlan] = []
-        for group in self.layout.token_groups:
-            assert isinstance(group.kv, TokenKV)
-            for table in group.tables:
-                plans.append(
-                    AttentionPlan.build(batch.of_table(table), views[table], {group.kv.window}, heads)
-                )
-        return tuple(plans)
+        return tuple(
+            self._plan(batch.of_table(table), views[table], group.kv)
+            for group in self.layout.token_groups
+            for table in group.tables
+        )
+
+    def _plan(self, batch: PagedBatch, view: Tensor, kv: LayerKV) -> TablePlan:
+        """The plan of a table of the layers that keep this."""
+        assert isinstance(kv, TokenKV)
+        heads = len(self.shard.heads)
+        if kv.kind == "latent":
+            return LatentPlan.build(batch, view, heads, self._expands)
+        return AttentionPlan.build(batch, view, {kv.window}, heads)
+
+    def _expands(self, chunk: Chunk) -> bool:
+        assert self.config.latent is not None
+        return self.config.latent.expands(chunk.length, chunk.context)
 
     def _states(self, batch: PagedBatch, pool: Tensor) -> States | None:
         if self.layout is None or self.layout.state is None:
@@ -275,14 +287,14 @@ class Decoder(CausalLM):
     def _narrow(self, wanted: WantedRows, batch: PagedBatch, step: Step) -> Narrow:
         """The inputs of the whole model's last layer in a step whose ``wanted`` rows alone are needed. Only
         the plans of the tables that this layer reads are made."""
-        read = {mixer.place.table for mixer in self._layers[-1].mixers if isinstance(mixer.kv, TokenKV)}
         plans = list(step.plans)
-        for table in read:
+        for mixer in self._layers[-1].mixers:
+            if not isinstance(mixer.kv, TokenKV):
+                continue
+            table = mixer.place.table
             of_table = batch.of_table(table)
             assert of_table.wanted is not None
-            narrowed = of_table.narrowed(of_table.wanted)
-            windows = {self.config.windows[-1]}
-            plans[table] = AttentionPlan.build(narrowed, step.views[table], windows, len(self.shard.heads))
+            plans[table] = self._plan(of_table.narrowed(of_table.wanted), step.views[table], mixer.kv)
         return Narrow(wanted.rows, plans)
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -71,6 +71,7 @@ def load_model(
     weights = weight_files(path) if load_format == "auto" else []
     if config.tie_word_embeddings and _have_own_head(weights):
         config = replace(config, tie_word_embeddings=False)
+    config = _with_names_of(weights, config)
     alone = Parallel.alone(config)
     with clock.phase("weights"):
         with torch.device(device):
@@ -246,6 +247,17 @@ def _have_own_head(files: list[Path]) -> bool:
     return head.dtype != embedding.dtype or not torch.equal(head, embedding)
 
 
+def _with_names_of(files: list[Path], config: ModelConfig) -> ModelConfig:
+    """The config with the names that the files have of the experts' tensors."""
+    rule = config.experts
+    if rule is None or (other := rule.other_names) is None:
+        return config
+    end = other.down + other.weight
+    if not any(name.endswith(end) for file in files for name, _ in _tensors(file)):
+        return config
+    return replace(config, experts=replace(rule, names=other))
+
+
 def _copy(file: Path, name: str, tensor: Tensor, place: Place, shape: torch.Size) -> None:
     if tensor.shape != shape:
         found, expected = list(tensor.shape), list(shape)
@@ -291,6 +303,6 @@ def _draw_weights(model: CausalLM, shapes: Mapping[str, torch.Size], seed: int) 
         if name.endswith("bias"):
             tensor.zero_()
         elif tensor.dim() == 1:
-            tensor.fill_(1 - model.config.norm_offset)
+            place.make_neutral(model.config.norm_offset)
         else:
             place.draw(shape, model.dtype, torch.Generator(tensor.device).manual_seed(matrix_seed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from baton_kernels.delta_kinds import GateKind
 from baton_kernels.kv_layout import StateKV, TokenKV
 
 MixerKind = Literal["attention", "latent", "delta", "mamba", "conv"]
@@ -12,6 +13,10 @@ MixerKind = Literal["attention", "latent", "delta", "mamba", "conv"]
 rule or by decay alone (gated delta nets, Kimi delta attention, lightning attention). mamba: Mamba-2. conv: a
 short convolution alone (LFM2)."""
 DeltaKind = Literal["gdn", "kda", "lightning"]
+DeltaNames = Literal["grouped", "joined", "separate"]
+"""The projections in the checkpoint. grouped: in_proj_qkvz and in_proj_ba, key head by key head
+(Qwen3-Next). joined: in_proj_qkv, in_proj_z, in_proj_b and in_proj_a (Qwen3.5). separate: q_proj, k_proj,
+v_proj, b_proj, and f_proj and g_proj or, of low rank, f_a_proj, f_b_proj, g_a_proj and g_b_proj (Kimi)."""
 STATES: tuple[MixerKind, ...] = ("delta", "mamba", "conv")
 """The mixers that keep a state."""
 
@@ -30,6 +35,8 @@ class LatentConfig:
     """Dimensions that are; keys have them in common."""
     value_dim: int
     """Dimensions of a value head."""
+    eps: float = 1e-6
+    """Of the norms of both latents."""
 
     @property
     def query_dim(self) -> int:
@@ -38,12 +45,25 @@ class LatentConfig:
 
     def kept(self) -> TokenKV:
         """What a layer keeps: the latent, normed, and the rotated part of the key; on every rank."""
-        return TokenKV(1, 1, self.kv_rank + self.rope_dim)
+        return TokenKV(1, 1, self.width)
+
+    @property
+    def width(self) -> int:
+        """Numbers that are kept of a token, which are those of an absorbed query head, too."""
+        return self.kv_rank + self.rope_dim
+
+    def expands(self, length: int, context: int) -> bool:
+        """Whether a chunk of ``length`` tokens, which sees ``context`` tokens at last, takes fewer
+        multiplications with keys and values that are made of the latents than with absorbed queries."""
+        made = self.kv_rank * (self.nope_dim + self.value_dim)
+        pairs = length * context - length * (length - 1) // 2
+        absorbed = length * made + pairs * (self.width + self.kv_rank)
+        return context * made + pairs * (self.query_dim + self.value_dim) < absorbed
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """Linear attention: each value head has a state [value_dim, key_dim]."""
+    """Linear attention: each value head has a state [key_dim, value_dim]."""
 
     kind: DeltaKind
     key_heads: int
@@ -53,6 +73,16 @@ class DeltaConfig:
     value_dim: int
     conv_kernel: int
     """Tokens that the causal convolutions of queries, keys and values span; 0: there are none."""
+    names: DeltaNames = "separate"
+    gate: GateKind = "silu"
+    """The activation of the output's gate."""
+    low_rank: int | None = None
+    """Numbers that the input of the decays, and the gate, are projected from; None: from all of the
+    input."""
+    lower_bound: float | None = None
+    """See ``DeltaLayer.lower_bound``."""
+    flat_rates: bool = True
+    """Whether the checkpoint's A_log is [value_heads], not [1, 1, value_heads, 1]."""
 
     def kept(self, ranks: int) -> StateKV:
         """What a layer keeps on one of ``ranks``: for each key head, the states of its value heads and the
@@ -61,6 +91,13 @@ class DeltaConfig:
         channels = 2 * self.key_dim + shared * self.value_dim
         taps = max(0, self.conv_kernel - 1)
         return StateKV(self.key_heads // ranks, shared * self.value_dim * self.key_dim + channels * taps)
+
+    def may_split(self, ranks: int) -> bool:
+        """Whether so many ranks can have a part each."""
+        return self.key_heads % ranks == 0
+
+    def __str__(self) -> str:
+        return f"linear attention of {self.key_heads} key heads"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ import torch
 
 from baton.models.attention import Attention
 from baton.models.config import ModelConfig
+from baton.models.delta_attention import DeltaAttention
+from baton.models.latent_attention import LatentAttention
 from baton.models.mixer import Mixer
 from baton.models.mixer_config import MixerKind
 from baton.models.quantization.base import QuantizationScheme
@@ -39,5 +41,9 @@ def new_mixer(
     match kind:
         case "attention":
             return Attention(config, layer, dtype, parallel, scheme, rotation)
-        case "latent" | "delta" | "mamba" | "conv":
+        case "delta":
+            return DeltaAttention(config, layer, dtype, parallel, scheme)
+        case "latent":
+            return LatentAttention(config, layer, dtype, parallel, scheme, rotation)
+        case "mamba" | "conv":
             raise NotImplementedError(kind)

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor
 
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.kv_layout import KVGroup
+from baton_kernels.latent import LatentPlan
 from baton_kernels.paged import StateRows
+
+TablePlan: TypeAlias = AttentionPlan | LatentPlan
+"""The plan of the layers of one table."""
+
+
+def attention_plan(plans: Sequence[TablePlan], table: int) -> AttentionPlan:
+    """The plan of a table of K and V."""
+    plan = plans[table]
+    assert isinstance(plan, AttentionPlan), f"table {table} holds latents"
+    return plan
+
+
+def latent_plan(plans: Sequence[TablePlan], table: int) -> LatentPlan:
+    """The plan of a table of latents."""
+    plan = plans[table]
+    assert isinstance(plan, LatentPlan), f"table {table} holds K and V"
+    return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +37,8 @@ class Narrow:
 
     rows: Tensor
     """[R] int64: the indices of the rows, at least one."""
-    plans: Sequence[AttentionPlan]
-    """The attention plans of these rows, by table."""
+    plans: Sequence[TablePlan]
+    """The plans of these rows, by table."""
 
 
 Rotation = tuple[Tensor, Tensor]
@@ -33,8 +52,8 @@ class Step:
 
     views: Sequence[Tensor]
     """The pool as the blocks of each table, [blocks, heads, layers, vectors, block_size, dim]."""
-    plans: Sequence[AttentionPlan]
-    """The attention plan of each table."""
+    plans: Sequence[TablePlan]
+    """The plan of each table."""
     rotations: Sequence[Rotation]
     """The rotations of each kind of layer."""
     query_factors: Tensor | None = None

@@ -32,7 +32,7 @@ def _text_model(name: str, *checkpoints: str, read: str = "read") -> ModelFamily
         read=f"baton.models.families.{name}:{read}",
         checkpoints=checkpoints,
         text_config=True,
-        ignored=("vision_tower.", "vision_model.", "multi_modal_projector."),
+        ignored=("vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector."),
     )
 
 
@@ -60,6 +60,7 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
             "ministral3",
             "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
             "mistralai/Ministral-3-8B-Instruct-2512-BF16",
+            "mistralai/Mistral-Small-4-119B-2603",
             read="read_mistral3",
         ),
         "Olmo2ForCausalLM": _family("olmo2", "allenai/OLMo-2-1124-13B-Instruct"),
@@ -85,6 +86,27 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
         ),
         "OlmoeForCausalLM": _family("olmoe", "allenai/OLMoE-1B-7B-0924-Instruct"),
         "Ernie4_5_MoeForCausalLM": _family("ernie4_5_moe", "baidu/ERNIE-4.5-21B-A3B-PT"),
+        "Qwen3NextForCausalLM": _family("qwen3_next", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
+        "KimiLinearForCausalLM": _family("kimi_linear", "moonshotai/Kimi-Linear-48B-A3B-Instruct"),
+        "Qwen3_5ForCausalLM": _family("qwen3_5"),
+        "Qwen3_5ForConditionalGeneration": _text_model("qwen3_5", "Qwen/Qwen3.5-27B"),
+        "Qwen3_5MoeForCausalLM": _family("qwen3_5", read="read_moe"),
+        "Qwen3_5MoeForConditionalGeneration": _text_model(
+            "qwen3_5", "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.5-397B-A17B", read="read_moe"
+        ),
+        "DeepseekV2ForCausalLM": _family("deepseek_v2", "deepseek-ai/DeepSeek-V2-Lite-Chat"),
+        "DeepseekV3ForCausalLM": _family(
+            "deepseek_v3",
+            "deepseek-ai/DeepSeek-V3",
+            "deepseek-ai/DeepSeek-R1",
+            "moonshotai/Kimi-K2-Instruct",
+            "moonshotai/Moonlight-16B-A3B-Instruct",
+        ),
+        "KimiK25ForConditionalGeneration": _text_model("deepseek_v3", "moonshotai/Kimi-K2.5"),
+        "Mistral4ForCausalLM": _family("mistral4"),
+        "MiniCPM3ForCausalLM": _family("minicpm3", "openbmb/MiniCPM3-4B"),
+        "Glm4MoeLiteForCausalLM": _family("deepseek_v3", "zai-org/GLM-4.7-Flash", read="read_glm4_moe_lite"),
+        "YoutuForCausalLM": _family("deepseek_v3", "tencent/Youtu-LLM-2B", read="read_youtu"),
     }
 )
 """The architectures Baton serves."""
@@ -94,12 +116,17 @@ _GEMMA4 = (
     "has blocks of one shape"
 )
 _GEMMA3N = "not served: it has embeddings of its own in each layer, and layers that use the KV of others"
+_INDEXER = "not served: its attention reads the tokens that an indexer chooses, whose keys nothing keeps"
 UNSERVED: Mapping[str, str] = MappingProxyType(
     {
         "Gemma3nForCausalLM": _GEMMA3N,
         "Gemma3nForConditionalGeneration": _GEMMA3N,
         "Gemma4ForCausalLM": _GEMMA4,
         "Gemma4ForConditionalGeneration": _GEMMA4,
+        "DeepseekV32ForCausalLM": _INDEXER,
+        "DeepseekV4ForCausalLM": _INDEXER,
+        "GlmMoeDsaForCausalLM": _INDEXER,
+        "MistralLarge4ForConditionalGeneration": _INDEXER,
     }
 )
 """Architectures that are near to served ones, with the reason why they are refused."""

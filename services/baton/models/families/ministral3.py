@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from baton.models.config import ModelConfig, QueryScale
-from baton.models.families import mistral
+from baton.models.families import mistral, mistral4
 from baton.models.families.llama import llama_like
 from baton.models.json_fields import Fields
 from baton.models.layer_windows import one_window
@@ -31,11 +31,14 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_mistral3(fields: Fields) -> ModelConfig:
-    """Read the config of Mistral 3's text model, which is a Mistral or a Ministral 3. ModelError likewise."""
+    """Read the config of Mistral 3's text model, which is a Mistral, a Ministral 3 or a Mistral Small 4.
+    ModelError likewise."""
     match fields.text("model_type", "mistral"):
         case "mistral":
             return mistral.read(fields)
         case "ministral3":
             return read(fields)
+        case "mistral4":
+            return mistral4.read(fields)
         case _:
-            raise fields.error("model_type", "one of mistral, ministral3")
+            raise fields.error("model_type", "one of mistral, ministral3, mistral4")

@@ -66,8 +66,19 @@ class Place:
 
     def direct(self, shape: torch.Size) -> Tensor | None:
         """The memory itself, if a whole tensor of this shape may be written there as it is."""
-        in_order = all(isinstance(part, slice) for part in self.source)
+        in_order = all(isinstance(part, slice) for part in self.source) and self.tensor.is_contiguous()
         return self.tensor if in_order and self.tensor.shape == shape else None
+
+    def make_neutral(self, norm_offset: float) -> None:
+        """Fill a vector of factors with 1, less what is added to norms' weights."""
+        self.tensor.fill_(1 - norm_offset)
+
+
+class FactorPlace(Place):
+    """Memory of factors to which nothing is added."""
+
+    def make_neutral(self, norm_offset: float) -> None:
+        super().make_neutral(0)
 
 
 class PartRows(NamedTuple):

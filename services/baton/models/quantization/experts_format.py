@@ -36,6 +36,8 @@ NUMBERED = ExpertNames(gate="experts.{}.w1", up="experts.{}.w3", down="experts.{
 """Mixtral, MiniMax-M2, Phi-3.5-MoE."""
 FUSED = ExpertNames("fused", gate_up="input_linear", down="output_linear")
 """Granite."""
+GATE_UP = ExpertNames("fused", gate_up="experts.gate_up_proj", down="experts.down_proj", weight="")
+"""Mistral Small 4."""
 TRANSPOSED = ExpertNames("transposed", gate_up="experts.gate_up_proj", down="experts.down_proj", weight="")
 """Llama 4."""
 INTERLEAVED = ExpertNames(

@@ -1,0 +1,117 @@
+"""One step's latent attention by the CPU's kernels, which read the pool's pages in place."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.library import KINDS, Native, native
+from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.plain_latent import PlainLatentPlan
+
+WIDTH = 32
+"""A latent's numbers are whole runs of so many: two vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLatentPlan:
+    """One step's reads and writes of a pool of latents, the same for all layers."""
+
+    kernels: Native
+    plain: PlainLatentPlan
+    tables: Tensor
+    """[R, blocks] int64: the block table of each absorbed row."""
+    contexts: Tensor
+    """[R] int64: the tokens that it sees."""
+    shape: ctypes.Array[ctypes.c_int64]
+    """Layers, block_size and width."""
+    threads: int
+
+    @classmethod
+    def build(cls, batch: PagedBatch, absorbed: PagedBatch, view: Tensor) -> CpuLatentPlan | None:
+        """The plan of a step; None if plain torch has to compute it: see :meth:`takes`."""
+        kernels = native()
+        if kernels is None or not cls.takes(view.dtype, view.shape[-1]):
+            return None
+        shape = (ctypes.c_int64 * 3)(view.shape[2], *view.shape[4:])
+        plain = PlainLatentPlan.build(batch, absorbed, view)
+        return cls(kernels, plain, *_rows(absorbed, plain.tables), shape, torch.get_num_threads())
+
+    @staticmethod
+    def takes(dtype: torch.dtype, width: int) -> bool:
+        """Whether the kernels support such latents."""
+        return dtype in KINDS and width % WIDTH == 0
+
+    def store(self, view: Tensor, layer: int, latents: Tensor) -> None:
+        self.plain.store(view, layer, latents)
+
+    def attend(self, view: Tensor, layer: int, q: Tensor, *, scale: float, value_dim: int) -> Tensor:
+        q, (rows, heads, _) = q.contiguous(), q.shape
+        out = torch.empty((rows, heads, value_dim), dtype=q.dtype)
+        self.kernels.attend_latents(
+            KINDS[q.dtype],
+            view.data_ptr(),
+            self.shape,
+            layer,
+            q.data_ptr(),
+            out.data_ptr(),
+            self.tables.data_ptr(),
+            self.contexts.data_ptr(),
+            rows,
+            heads,
+            value_dim,
+            self.tables.shape[1],
+            scale,
+            self.threads,
+        )
+        return out
+
+    def gather(self, view: Tensor, layer: int, chunk: Chunk) -> Tensor:
+        return self.plain.gather(view, layer, chunk)
+
+    def attend_expanded(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        length, heads, dim = q.shape
+        if not CpuPlan.takes(q.dtype, dim) or v.shape[2] > dim:
+            return self.plain.attend_expanded(q, k, v, scale=scale)
+        # A pool of one block, in which values are as long as keys.
+        pool = torch.stack((k, pad(v, (0, dim - v.shape[2])))).permute(2, 0, 1, 3).contiguous()
+        q, table, out = q.contiguous(), torch.zeros(1, dtype=torch.int64), torch.empty_like(q)
+        self.kernels.prefill(
+            KINDS[q.dtype],
+            pool.data_ptr(),
+            (ctypes.c_int64 * 6)(1, heads, 1, 2, len(k), dim),
+            0,
+            q.data_ptr(),
+            out.data_ptr(),
+            table.data_ptr(),
+            length,
+            len(k),
+            heads,
+            scale,
+            0.0,
+            0,
+            None,
+            self.threads,
+        )
+        return out[..., : v.shape[2]]
+
+
+def _rows(absorbed: PagedBatch, tables: Tensor) -> tuple[Tensor, Tensor]:
+    """The table, [R, blocks] padded with 0, and the context of each row: those of a chunk see its table."""
+    decode = absorbed.num_decode
+    blocks = max([tables.shape[1], *(len(chunk.table) for chunk in absorbed.chunks)])
+    total = decode + sum(chunk.length for chunk in absorbed.chunks)
+    whole = torch.zeros((total, blocks), dtype=torch.int64)
+    contexts = torch.empty(total, dtype=torch.int64)
+    whole[:decode, : tables.shape[1]] = tables
+    contexts[:decode] = absorbed.decode_contexts
+    for chunk in absorbed.chunks:
+        rows = slice(chunk.start, chunk.start + chunk.length)
+        whole[rows, : len(chunk.table)] = chunk.table
+        contexts[rows] = torch.arange(chunk.context - chunk.length + 1, chunk.context + 1)
+    return whole, contexts

@@ -1,0 +1,26 @@
+"""What latent attention asks of one step, whatever computes it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from baton_kernels.paged import Chunk
+
+
+class StepLatent(Protocol):
+    """One step's reads and writes of a pool of latents, [blocks, 1, layers, 1, block_size, width], the same
+    for all layers."""
+
+    def store(self, view: Tensor, layer: int, latents: Tensor) -> None:
+        """Puts the latents [T, width] of the step's tokens into their slots."""
+
+    def attend(self, view: Tensor, layer: int, q: Tensor, *, scale: float, value_dim: int) -> Tensor:
+        """See ``LatentPlan.attend``."""
+
+    def gather(self, view: Tensor, layer: int, chunk: Chunk) -> Tensor:
+        """See ``LatentPlan.gather``."""
+
+    def attend_expanded(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        """See ``LatentPlan.attend_expanded``."""
