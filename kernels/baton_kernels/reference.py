@@ -244,3 +244,49 @@ def reference_experts(
                 result += tensors.down_bias[expert].double()
             out[token] += result * (1.0 if weighs_input else weight)
     return out
+
+
+def reference_convolved(
+    x: Tensor, kept: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """x [T, channels] behind ``kept`` [conv_kernel - 1, channels], weight [conv_kernel, channels] -> the
+    causal convolution of each channel [T, channels] float64, and what is kept behind it."""
+    inputs, out = torch.cat((kept, x)).double(), torch.zeros(x.shape, dtype=torch.float64)
+    for token in range(len(x)):
+        for tap in range(len(weight)):
+            out[token] += weight[tap].double() * inputs[token + tap]
+        if bias is not None:
+            out[token] += bias.double()
+    return out, inputs[len(x) :]
+
+
+def reference_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """x [T, heads, head_dim], dt [T, heads], a and d [heads], b and c [T, heads, state_dim], state [heads,
+    head_dim, state_dim] -> what each token reads from its head's state [T, heads, head_dim], and the state
+    behind the last token, float64."""
+    out, state = torch.zeros(x.shape, dtype=torch.float64), state.double().clone()
+    for token in range(len(x)):
+        for head in range(x.shape[1]):
+            step = dt[token, head].double()
+            state[head] *= torch.exp(a[head].double() * step)
+            state[head] += step * torch.outer(x[token, head].double(), b[token, head].double())
+            out[token, head] = (
+                state[head] @ c[token, head].double() + d[head].double() * x[token, head].double()
+            )
+    return out, state
+
+
+def reference_gated_norm(
+    y: Tensor, gate: Tensor, weight: Tensor | None, eps: float, groups: int, gate_first: bool
+) -> Tensor:
+    """y and gate [T, numbers] -> the norm of each group of numbers, gated in front of it or behind it,
+    float64. No weight: the gate alone."""
+    y, opened = y.double(), gate.double() / (1 + torch.exp(-gate.double()))
+    if weight is None:
+        return y * opened
+    y = y * opened if gate_first else y
+    parts = [part / (part.square().mean(-1, keepdim=True) + eps).sqrt() for part in y.chunk(groups, dim=-1)]
+    y = torch.cat(parts, dim=-1) * weight.double()
+    return y if gate_first else y * opened
