@@ -108,12 +108,16 @@ def reference_activated(x: Tensor, activation: Activation) -> Tensor:
     x = x.double()
     if activation.kind == "silu":
         return x / (1 + torch.exp(-x))
+    if activation.kind == "relu2":
+        return x.clamp(min=0) ** 2
     return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def reference_gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """The activated gate times up, float64."""
-    gate, up, limit = gate.double(), up.double(), activation.limit
+    gate, up, limit = gate.double(), up.double(), activation.number
+    if activation.kind == "scaled_silu":
+        return limit * gate / (1 + torch.exp(-limit * gate)) * up
     if activation.kind != "clamped_swiglu":
         return reference_activated(gate, activation) * up
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
@@ -238,8 +242,12 @@ def reference_experts(
             both = tensors.gate_up[expert].double() @ taken
             if tensors.gate_up_bias is not None:
                 both += tensors.gate_up_bias[expert].double()
-            gate, up = both.chunk(2)
-            result = tensors.down[expert].double() @ reference_gated(gate, up, tensors.activation)
+            if tensors.is_gated:
+                gate, up = both.chunk(2)
+                inner = reference_gated(gate, up, tensors.activation)
+            else:
+                inner = reference_activated(both, tensors.activation)
+            result = tensors.down[expert].double() @ inner
             if tensors.down_bias is not None:
                 result += tensors.down_bias[expert].double()
             out[token] += result * (1.0 if weighs_input else weight)

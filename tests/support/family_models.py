@@ -7,10 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tests.support.tiny_dense import DENSE
+from tests.support.tiny_mambas import MAMBAS
 from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import TINY_MODELS
 
-FAMILY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType({**TINY_MODELS, **DENSE, **MIXTURES})
+FAMILY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
+    {**TINY_MODELS, **DENSE, **MIXTURES, **MAMBAS}
+)
 """Name -> builder, as ``TINY_MODELS``."""
 
 MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -53,6 +56,12 @@ MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "GraniteMoeSharedForCausalLM": ("granite-moe-shared",),
         "OlmoeForCausalLM": ("olmoe", "olmoe-biased"),
         "Ernie4_5_MoeForCausalLM": ("ernie45-moe", "ernie45-moe-biased"),
+        "NemotronHForCausalLM": tuple(name for name in MAMBAS if name.startswith("nemotron-h")),
+        "GraniteMoeHybridForCausalLM": ("granite-hybrid", "granite-hybrid-dense"),
+        "FalconH1ForCausalLM": ("falcon-h1", "falcon-h1-normed", "falcon-h1-gated-first"),
+        "BambaForCausalLM": ("bamba", "bamba-biased"),
+        "Lfm2ForCausalLM": ("lfm2", "lfm2-biased"),
+        "Lfm2MoeForCausalLM": ("lfm2-moe", "lfm2-moe-unbiased"),
     }
 )
 """Architecture -> the names of its tiny models. The first stands for all of them where tests are few."""

@@ -55,8 +55,8 @@ void baton_pack_int8(int kind, const int8_t* weight, int64_t outputs, int64_t in
 
 // ``scales``: the scales of an int8 weight; null for others.
 void baton_linear(int kind, int out_kind, const void* x, const void* packed, const float* scales, const float* bias,
-                  void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int activation, float limit, int threads) {
-    const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated, {activation, limit}};
+                  void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int activation, float number, int threads) {
+    const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated, {activation, number}};
     if (!kind) linear<float, float>(l, threads);
     else if (out_kind) linear<bf16, bf16>(l, threads);
     else linear<bf16, float>(l, threads);

@@ -17,6 +17,7 @@ from baton.models.json_fields import Fields, read_object
 from baton.models.mixer_config import ConvConfig, DeltaConfig, LatentConfig, MambaConfig, MixerKind
 from baton.models.quantization.experts_format import SEPARATE, ExpertNames
 from baton.models.registry import FAMILIES, UNSERVED
+from baton.parallel.shard import StateSplit
 from baton.process.options import ModelError
 from baton_kernels.activation_kind import SILU, Activation
 from baton_kernels.kv_layout import LayerKV, TokenKV
@@ -116,6 +117,14 @@ class ExpertsConfig:
     shared_inner: int = 0
     shared_gate: str = ""
     """The module whose weight [1, hidden] gives the logit of the shared MLP's factor; "": none."""
+    gated: bool = True
+    """Whether experts have gates."""
+    latent: int = 0
+    """Numbers of the latent that experts take and yield instead of hidden states; 0: there is none."""
+    latent_in: str = ""
+    """The module that makes a token's latent."""
+    latent_out: str = ""
+    """The module that makes hidden states of what experts yield."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +196,10 @@ class ModelConfig:
     delta: DeltaConfig | None = None
     mamba: MambaConfig | None = None
     conv: ConvConfig | None = None
+    mixer_factors: tuple[tuple[MixerKind, float], ...] = ()
+    """Factors of what some kinds of mixers add; those of the others are 1."""
+    mlp_factor: float = 1.0
+    """The factor of what MLPs add."""
     ignored: tuple[str, ...] = ()
     """Parts of the names of tensors that are of no use here (an image encoder's, a draft layer's)."""
 
@@ -231,6 +244,12 @@ class ModelConfig:
             tuple(self.kept_by(mixer, layer, ranks) for mixer in self.mixers_of(layer))
             for layer in range(self.num_layers)
         )
+
+    @property
+    def state_splits(self) -> tuple[StateSplit, ...]:
+        """The mixers with a state, as tensor parallelism may split them."""
+        kinds: tuple[StateSplit | None, ...] = (self.mamba, self.conv)
+        return tuple(kind for kind in kinds if kind is not None)
 
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of this index has experts instead of one MLP."""

@@ -9,9 +9,11 @@ import torch
 
 from baton.models.attention import Attention
 from baton.models.config import ModelConfig
+from baton.models.mamba import Mamba2
 from baton.models.mixer import Mixer
 from baton.models.mixer_config import MixerKind
 from baton.models.quantization.base import QuantizationScheme
+from baton.models.short_conv import ShortConv
 from baton.parallel.collectives import Parallel
 
 MIXER_NAMES: Mapping[MixerKind, str] = MappingProxyType(
@@ -39,5 +41,9 @@ def new_mixer(
     match kind:
         case "attention":
             return Attention(config, layer, dtype, parallel, scheme, rotation)
-        case "latent" | "delta" | "mamba" | "conv":
+        case "mamba":
+            return Mamba2(config, layer, dtype, parallel, scheme)
+        case "conv":
+            return ShortConv(config, layer, dtype, parallel, scheme)
+        case "latent" | "delta":
             raise NotImplementedError(kind)

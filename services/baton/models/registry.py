@@ -85,6 +85,16 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
         ),
         "OlmoeForCausalLM": _family("olmoe", "allenai/OLMoE-1B-7B-0924-Instruct"),
         "Ernie4_5_MoeForCausalLM": _family("ernie4_5_moe", "baidu/ERNIE-4.5-21B-A3B-PT"),
+        "NemotronHForCausalLM": _family(
+            "nemotron_h", "nvidia/Nemotron-H-8B-Base-8K", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
+        ),
+        "GraniteMoeHybridForCausalLM": _family(
+            "granite_hybrid", "ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-1b"
+        ),
+        "FalconH1ForCausalLM": _family("falcon_h1", "tiiuae/Falcon-H1-7B-Instruct"),
+        "BambaForCausalLM": _family("bamba", "ibm-ai-platform/Bamba-9B-v2"),
+        "Lfm2ForCausalLM": _family("lfm2", "LiquidAI/LFM2-1.2B"),
+        "Lfm2MoeForCausalLM": _family("lfm2", "LiquidAI/LFM2-8B-A1B", read="read_moe"),
     }
 )
 """The architectures Baton serves."""

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
+class StateSplit(Protocol):
+    """Layers that keep a state, whose parts tensor parallelism cannot take apart; they name themselves."""
+
+    def may_split(self, ranks: int) -> bool: ...
+
+
 class ModelSizes(Protocol):
     """The sizes that a model's split depends on; ``ModelConfig`` has them."""
 
@@ -26,6 +32,9 @@ class ModelSizes(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def state_splits(self) -> tuple[StateSplit, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +129,10 @@ def check_split(sizes: ModelSizes, tp_size: int, pp_size: int) -> None:
     what is allowed."""
     if not _may_split(sizes, tp_size):
         allowed = ", ".join(str(n) for n in range(1, sizes.num_heads + 1) if _may_split(sizes, n))
+        states = "".join(f" and {kind}" for kind in sizes.state_splits)
         raise ValueError(
             f"tensor_parallel_size is {tp_size}; allowed for a model of {sizes.num_heads} attention heads "
-            f"and {sizes.num_kv_heads} KV heads: {allowed}"
+            f"and {sizes.num_kv_heads} KV heads{states}: {allowed}"
         )
     if not 1 <= pp_size <= sizes.num_layers:
         raise ValueError(
@@ -132,6 +142,8 @@ def check_split(sizes: ModelSizes, tp_size: int, pp_size: int) -> None:
 
 def _may_split(sizes: ModelSizes, tp_size: int) -> bool:
     if tp_size < 1 or sizes.num_heads % tp_size or tp_size > min(*sizes.inner_sizes, sizes.vocab_size):
+        return False
+    if not all(kind.may_split(tp_size) for kind in sizes.state_splits):
         return False
     return sizes.num_kv_heads % tp_size == 0 or tp_size % sizes.num_kv_heads == 0
 
