@@ -78,8 +78,9 @@ def mamba(
 def gated_norm(
     y: Tensor, gate: Tensor, norm: GatedNorm, dtype: torch.dtype, squares: Tensor | None = None
 ) -> Tensor:
-    """y and gate [T, numbers] float32 -> [T, numbers] of type ``dtype``. ``squares`` [T, groups] float32: the
-    sums over all ranks of ``gated_squares``; None: the numbers are all there are."""
+    """y and gate [T, numbers] float32 -> [T, numbers] of type ``dtype``; y is memory for the kernels then.
+    ``squares`` [T, groups] float32: the sums over all ranks of ``gated_squares``; None: the numbers are all
+    there are."""
     if y.device.type == "cpu":
         out = cpu_mamba.gated_norm(
             y, gate, norm.weight, norm.eps, norm.groups, norm.size, norm.gate_first, dtype, squares

@@ -128,7 +128,7 @@ def test_gated_int8_matmul(size: int, rows: int, dtype: torch.dtype) -> None:
     close(out, torch.nn.functional.silu(gate) * up, dtype)
 
 
-CLAMPED = Activation("clamped_swiglu", limit=1.5)
+CLAMPED = Activation("clamped_swiglu", number=1.5)
 
 
 def exactly_activated(x: Tensor, activation: Activation, up: Tensor | None = None) -> Tensor:

@@ -241,11 +241,11 @@ def test_gated_norms(size: int, groups: int, gate_first: bool, dtype: torch.dtyp
     rtol = 1e-5 if dtype == torch.float32 else 5e-3
     squares = gated_squares(y, gate, norm)
     for given in (None, squares):
-        got = gated_norm(y, gate, norm, dtype, given)
+        got = gated_norm(y.clone(), gate, norm, dtype, given)
         assert got.dtype == dtype
         torch.testing.assert_close(got.double(), expected, rtol=rtol, atol=1e-5)
     whole = GatedNorm(weight, 1e-5, groups, 4 * size // groups, gate_first)
-    quarter = gated_norm(y, gate, whole, torch.float32, 4 * squares)
+    quarter = gated_norm(y.clone(), gate, whole, torch.float32, 4 * squares)
     torch.testing.assert_close(quarter.double(), expected, rtol=1e-5, atol=1e-5)
-    bare = gated_norm(y, gate, GatedNorm(None, 1e-5, 1, size, gate_first), torch.float32)
+    bare = gated_norm(y.clone(), gate, GatedNorm(None, 1e-5, 1, size, gate_first), torch.float32)
     torch.testing.assert_close(bare.double(), reference_gated_norm(y, gate, None, 0, 1, True))

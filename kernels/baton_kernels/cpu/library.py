@@ -39,7 +39,7 @@ _SIGNATURES = {
     "baton_layers": (_I, _P, _L, _P, _I),
     "baton_short_conv_decode": (_P, _P, _P, _P, _P, _I),
     "baton_short_conv_prefill": (_P, _P, _P, _P, _L, _L, _P, _P, _I),
-    "baton_mamba_decode": (_P, _P, _P, _P, _P, _I),
+    "baton_mamba_decode": (_P, _P, _P, _P, _P, _P, _I),
     "baton_mamba_memory": (_P, _L, _I),
     "baton_mamba_prefill": (_P, _P, _P, _P, _L, _P, _P, _I),
     "baton_gated_norm": (_I, _P, _P, _P, _L, _L, _L, _P, _I),

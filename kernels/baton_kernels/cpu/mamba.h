@@ -35,12 +35,8 @@ struct Mamba {
         f(2 * inner() + groups * state_dim + group, size + of_groups(), of_groups());
     }
 
-    float dt(const float* row, int64_t head) const {
-        const float x = row[columns() - all_heads() + head] + dt_bias[head];
-        const float soft = x > 20 ? x : std::log1p(std::exp(x));
-        return std::min(std::max(soft, least_dt), most_dt);
-    }
-    float decay(float dt, int64_t head) const { return std::exp(-std::exp(a_log[head]) * dt); }
+    // The time step of each head from a projected row, and how far it decays the head's state: [all_heads] of both.
+    void steps(const float* row, float* dts, float* decays) const;
 };
 
 template <class V> inline V silu_of(V x) {
@@ -48,10 +44,44 @@ template <class V> inline V silu_of(V x) {
     else return x / (1 + std::exp(-x));
 }
 
+// log(1 + e^x) = max(x, 0) + log(1 + u), where u = e^-|x|. The latter is 2 artanh(s) with s = u / (2 + u), of at most
+// 1/3: the first terms of its series have a relative error of 2e-8.
+inline vf softplus(vf x) {
+    const vf u = exp_of_negative(x > 0.0f ? -x : x), s = u / (2.0f + u), t = s * s;
+    vf p = splat(1.0f / 13);
+    for (const int n : {11, 9, 7, 5, 3, 1}) p = p * t + 1.0f / n;
+    return (x > 0.0f ? x : vf{}) + 2.0f * s * p;
+}
+
+inline void Mamba::steps(const float* row, float* dts, float* decays) const {
+    const float* const given = row + columns() - all_heads();
+    const auto of = [&](vf x, vf log) {
+        x = softplus(x);
+        x = x > least_dt ? x : splat(least_dt);
+        x = x < most_dt ? x : splat(most_dt);
+        return std::pair<vf, vf>(x, exp_of_negative(-exp_of(log) * x));
+    };
+    const int64_t heads = all_heads();
+    for (int64_t i = 0; i < heads; i += LANES) {
+        const int64_t count = std::min<int64_t>(LANES, heads - i);
+        vf x{}, log{};
+        for (int64_t j = 0; j < count; ++j) x[j] = given[i + j] + dt_bias[i + j], log[j] = a_log[i + j];
+        const auto [dt, decay] = of(x, log);
+        for (int64_t j = 0; j < count; ++j) dts[i + j] = dt[j], decays[i + j] = decay[j];
+    }
+}
+
+// The sum of a vector's numbers, in halves.
+inline float folded(vf v) {
+    for (int width = LANES / 2; width; width /= 2) v += __builtin_shuffle(v, each_lane([=](int i) { return i ^ width; }));
+    return v[0];
+}
+
 // The states of the rows of decoding sequences are read once and written once, each to its row's target. ``mixed``
-// [units, rows, channels]: memory for what the convolutions yield.
-inline void mamba_decode(const Mamba& m, const StateTables& t, const float* projected, float* mixed, float* out,
-                         int threads) {
+// [units, rows, channels]: memory for what the convolutions yield; ``steps`` [rows, 2, all_heads]: for time steps and
+// decays.
+inline void mamba_decode(const Mamba& m, const StateTables& t, const float* projected, float* mixed, float* steps,
+                         float* out, int threads) {
     const int64_t rows = t.sequences * t.queries, units = m.cells.units, channels = m.channels(), taps = m.conv.taps;
     const int64_t per_group = m.heads / m.unit_groups;
 #pragma omp parallel num_threads(threads)
@@ -63,6 +93,8 @@ inline void mamba_decode(const Mamba& m, const StateTables& t, const float* proj
             for (int64_t row = sequence * t.queries; row < (sequence + 1) * t.queries; ++row) {
                 float* const to = m.cells.of(t.targets + row * t.width, unit);
                 if (!to) continue;
+                float* const step = steps + row * 2 * m.all_heads();
+                if (!unit) m.steps(projected + row * m.columns(), step, step + m.all_heads());
                 float* const yield = mixed + (unit * rows + row) * channels;
                 m.parts(unit, [&](int64_t column, int64_t channel, int64_t size) {
                     const float* const x = projected + row * m.columns() + column;
@@ -96,7 +128,8 @@ inline void mamba_decode(const Mamba& m, const StateTables& t, const float* proj
                 const float* const b = mixed + (unit * rows + row) * channels + m.heads * m.head_dim +
                                        of_unit / per_group * m.state_dim;
                 const float* const c = b + m.of_groups();
-                const float dt = m.dt(projected + row * m.columns(), head), decay = m.decay(dt, head);
+                const float* const step = steps + row * 2 * m.all_heads() + head;
+                const float dt = step[0], decay = step[m.all_heads()];
                 const float* old = from ? from + of_unit * m.head_size() : nullptr;
                 float* next = to + of_unit * m.head_size();
                 for (int64_t p = 0; p < m.head_dim; ++p, next += m.state_dim) {
@@ -109,7 +142,7 @@ inline void mamba_decode(const Mamba& m, const StateTables& t, const float* proj
                         put(next + i, s);
                         sum += s * get<V>(c + i);
                     });
-                    y[p] = sum.total() + m.d[head] * x[p];
+                    y[p] = folded(sum.lanes) + sum.rest + m.d[head] * x[p];
                     if (old) old += m.state_dim;
                 }
                 from = to;
@@ -149,34 +182,65 @@ inline void add_product(float* out, int64_t width, const float* a, int64_t a_row
     };
     int64_t r = 0;
     for (; r + TILE_ROWS <= rows; r += TILE_ROWS) tiles(r, std::integral_constant<int, TILE_ROWS>{});
-    for (; r < rows; ++r) tiles(r, std::integral_constant<int, 1>{});
+    for (; r + 4 <= rows; r += 4) tiles(r, std::integral_constant<int, 4>{});
+    for (; r + 2 <= rows; r += 2) tiles(r, std::integral_constant<int, 2>{});
+    if (r < rows) tiles(r, std::integral_constant<int, 1>{});
+}
+
+// Rows of as many numbers as there are rows become columns: in each round, halves of two rows change places.
+inline void turn_square(vf (&rows)[LANES]) {
+    for (int width = 1; width < LANES; width *= 2) {
+        const vi first = each_lane([=](int j) { return j & width ? LANES + j - width : j; });
+        const vi second = each_lane([=](int j) { return j & width ? LANES + j : j + width; });
+        for (int i = 0; i < LANES; ++i) {
+            if (i & width) continue;
+            const vf a = rows[i], b = rows[i + width];
+            rows[i] = __builtin_shuffle(a, b, first);
+            rows[i + width] = __builtin_shuffle(a, b, second);
+        }
+    }
+}
+
+// from [rows, columns], whose rows are ``stride`` apart -> to [columns, rows], likewise ``width``.
+inline void turn(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to, int64_t width) {
+    const int64_t whole_rows = rows / LANES * LANES, whole_columns = columns / LANES * LANES;
+    for (int64_t r = 0; r < whole_rows; r += LANES)
+        for (int64_t c = 0; c < whole_columns; c += LANES) {
+            vf square[LANES];
+            for (int i = 0; i < LANES; ++i) square[i] = load(from + (r + i) * stride + c);
+            turn_square(square);
+            for (int i = 0; i < LANES; ++i) store(to + (c + i) * width + r, square[i]);
+        }
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) to[c * width + r] = from[r * stride + c];
 }
 
 inline int64_t in_lanes(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
 // The memory of a run of ``length`` rows.
 struct ScanMemory {
-    int64_t blocks, mixed, scores, own;  // numbers of each part; ``own``: of each thread
+    int64_t blocks, mixed, steps, scores, own;  // numbers of each part; ``own``: of each thread
     ScanMemory(const Mamba& m, int64_t length)
         : blocks((length + SCAN_BLOCK - 1) / SCAN_BLOCK), mixed(m.cells.units * length * m.channels()),
+          steps(2 * length * m.all_heads()),
           scores(m.cells.units * m.unit_groups * blocks * SCAN_BLOCK * SCAN_BLOCK),
           own(SCAN_BLOCK * (3 * in_lanes(m.head_dim) + SCAN_BLOCK + 2) + m.state_dim * std::max(in_lanes(m.head_dim), SCAN_BLOCK)) {}
-    int64_t size(int threads) const { return mixed + scores + threads * own; }
+    int64_t size(int threads) const { return mixed + steps + scores + threads * own; }
 };
 
 // C of each token of a block times B of each token: scores [SCAN_BLOCK, SCAN_BLOCK]. ``turned``: [state_dim, SCAN_BLOCK].
 inline void scan_scores(const Mamba& m, const float* b, const float* c, int64_t channels, int64_t length, float* turned,
                         float* scores) {
-    for (int64_t n = 0; n < m.state_dim; ++n)
-        for (int64_t s = 0; s < SCAN_BLOCK; ++s) turned[n * SCAN_BLOCK + s] = s < length ? b[s * channels + n] : 0;
+    if (length < SCAN_BLOCK) std::fill_n(turned, m.state_dim * SCAN_BLOCK, 0.0f);
+    turn(b, channels, length, m.state_dim, turned, SCAN_BLOCK);
     std::fill_n(scores, SCAN_BLOCK * SCAN_BLOCK, 0.0f);
     add_product(scores, SCAN_BLOCK, c, channels, 1, turned, SCAN_BLOCK, length, SCAN_BLOCK, m.state_dim);
 }
 
 // One block of one head: rows of x, B and C in ``mixed``, the first at x, b and c. ``state`` [state_dim, head_dim in
-// lanes] changes; y has rows of ``inner`` numbers. ``own``: memory of this thread.
-inline void scan_block(const Mamba& m, int64_t head, const float* projected, const float* x, const float* b,
-                       const float* c, int64_t channels, const float* scores, int64_t length, float* state, float* own,
+// lanes] changes; ``steps`` as in mamba_decode; y has rows of ``inner`` numbers. ``own``: memory of this thread.
+inline void scan_block(const Mamba& m, int64_t head, const float* steps, const float* x, const float* b, const float* c,
+                       int64_t channels, const float* scores, int64_t length, float* state, float* own,
                        float* y) {
     const int64_t width = in_lanes(m.head_dim), dim = m.head_dim;
     float *const in = own, *const read = in + SCAN_BLOCK * width, *const late = read + SCAN_BLOCK * width;
@@ -186,7 +250,8 @@ inline void scan_block(const Mamba& m, int64_t head, const float* projected, con
     float all = 1;
     for (int64_t l = 0; l < length; ++l) {
         for (int64_t p = 0; p < width; ++p) in[l * width + p] = p < dim ? x[l * channels + p] : 0;
-        const float dt = m.dt(projected + l * m.columns(), head), decay = m.decay(dt, head);
+        const float* const step = steps + l * 2 * m.all_heads() + head;
+        const float dt = step[0], decay = step[m.all_heads()];
         all = all * decay < LEAST_DECAY ? 0 : all * decay;
         since[l] = all;
         for (int64_t s = 0; s < SCAN_BLOCK; s += LANES) {
@@ -220,12 +285,18 @@ inline void mamba_prefill(const Mamba& m, const int64_t* source, const int64_t* 
                           int64_t length, float* memory, float* out, int threads) {
     const ScanMemory sizes(m, length);
     const int64_t units = m.cells.units, channels = m.channels(), taps = m.conv.taps, width = in_lanes(m.head_dim);
-    float *const mixed = memory, *const scores = mixed + sizes.mixed, *const owns = scores + sizes.scores;
+    float *const mixed = memory, *const steps = mixed + sizes.mixed, *const scores = steps + sizes.steps;
+    float* const owns = scores + sizes.scores;
     const int64_t per_group = m.heads / m.unit_groups, square = SCAN_BLOCK * SCAN_BLOCK;
 #pragma omp parallel num_threads(threads)
     {
         float* const own = owns + omp_get_thread_num() * sizes.own;
         float* const state = own + SCAN_BLOCK * (3 * width + SCAN_BLOCK + 2);
+#pragma omp for schedule(static) nowait
+        for (int64_t l = 0; l < length; ++l) {
+            float* const step = steps + l * 2 * m.all_heads();
+            m.steps(projected + l * m.columns(), step, step + m.all_heads());
+        }
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < units * sizes.blocks; ++task) {
             const int64_t unit = task / sizes.blocks, first = task % sizes.blocks * SCAN_BLOCK;
@@ -257,20 +328,17 @@ inline void mamba_prefill(const Mamba& m, const int64_t* source, const int64_t* 
             const int64_t unit = head / m.heads, of_unit = head % m.heads, group = of_unit / per_group;
             const float* const from = m.cells.of(source, unit);
             float* const to = m.cells.of(target, unit) + of_unit * m.head_size();
-            for (int64_t n = 0; n < m.state_dim; ++n)
-                for (int64_t p = 0; p < width; ++p)
-                    state[n * width + p] =
-                        from && p < m.head_dim ? from[of_unit * m.head_size() + p * m.state_dim + n] : 0;
+            if (!from || width > m.head_dim) std::fill_n(state, m.state_dim * width, 0.0f);
+            if (from) turn(from + of_unit * m.head_size(), m.state_dim, m.head_dim, m.state_dim, state, width);
             for (int64_t block = 0; block < sizes.blocks; ++block) {
                 const int64_t first = block * SCAN_BLOCK;
                 const float* const row = mixed + (unit * length + first) * channels;
                 const float* const b = row + m.heads * m.head_dim + group * m.state_dim;
-                scan_block(m, head, projected + first * m.columns(), row + of_unit * m.head_dim, b, b + m.of_groups(),
+                scan_block(m, head, steps + first * 2 * m.all_heads(), row + of_unit * m.head_dim, b, b + m.of_groups(),
                            channels, scores + ((unit * m.unit_groups + group) * sizes.blocks + block) * square,
                            std::min(SCAN_BLOCK, length - first), state, own, out + first * m.inner() + head * m.head_dim);
             }
-            for (int64_t p = 0; p < m.head_dim; ++p)
-                for (int64_t n = 0; n < m.state_dim; ++n) to[p * m.state_dim + n] = state[n * width + p];
+            turn(state, width, m.state_dim, m.head_dim, to, m.state_dim);
         }
 #pragma omp for schedule(static)
         for (int64_t unit = 0; unit < units; ++unit) {
@@ -294,34 +362,26 @@ struct GatedNorm {
     int gate_first;
 };
 
-// y [rows, numbers] and gate, whose rows are ``stride`` numbers apart -> out [rows, numbers].
+// y [rows, numbers] and gate, whose rows are ``stride`` numbers apart -> out [rows, numbers]. Changes y.
 template <class T>
-void gated_norm(const GatedNorm& n, const float* y, const float* gate, int64_t stride, int64_t rows, int64_t numbers,
+void gated_norm(const GatedNorm& n, float* y, const float* gate, int64_t stride, int64_t rows, int64_t numbers,
                 T* out, int threads) {
     const int64_t size = numbers / n.groups;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t task = 0; task < rows * n.groups; ++task) {
         const int64_t row = task / n.groups, group = task % n.groups;
-        const float *const from = y + row * numbers + group * size, *const by = gate + row * stride + group * size;
-        const auto gated = [&](int64_t i, auto v) {
-            using V = decltype(v);
-            return get<V>(from + i) * silu_of(get<V>(by + i));
-        };
-        float factor = 1;
-        if (n.weight) {
-            float squares = n.squares ? n.squares[task] : 0;
-            if (!n.squares) {
-                Sum sum;
-                along(size, [&](int64_t i, auto v) {
-                    const auto x = n.gate_first ? gated(i, v) : get<decltype(v)>(from + i);
-                    sum += x * x;
-                });
-                squares = sum.total();
-            }
-            factor = inverse_rms(squares, n.size, n.eps);
-        }
+        float* const own = y + row * numbers + group * size;
+        const float* const by = gate + row * stride + group * size;
+        Sum squares;
         along(size, [&](int64_t i, auto v) {
-            auto x = gated(i, v) * factor;
+            using V = decltype(v);
+            const V x = get<V>(own + i), opened = x * silu_of(get<V>(by + i));
+            squares += n.gate_first ? opened * opened : x * x;
+            put(own + i, opened);
+        });
+        const float factor = n.weight ? inverse_rms(n.squares ? n.squares[task] : squares.total(), n.size, n.eps) : 1;
+        along(size, [&](int64_t i, auto v) {
+            auto x = get<decltype(v)>(own + i) * factor;
             if (n.weight) x *= get<decltype(v)>(n.weight + group * size + i);
             put(out + row * numbers + group * size + i, x);
         });

@@ -76,13 +76,15 @@ def mamba(
     if decoding := len(rows.decode_targets):
         tables = StateTables.of(rows)
         mixed = torch.empty(decoding * sizes.units * sizes.unit_channels)
-        ends = projected.data_ptr(), mixed.data_ptr(), out.data_ptr(), threads
-        kernels.mamba_decode(address, ctypes.addressof(tables), *ends)
+        steps = torch.empty(decoding * 2 * sizes.units * sizes.heads)
+        memory = mixed.data_ptr(), steps.data_ptr()
+        ends = out.data_ptr(), threads
+        kernels.mamba_decode(address, ctypes.addressof(tables), projected.data_ptr(), *memory, *ends)
     for segment in rows.segments:
-        memory = torch.empty(kernels.mamba_memory(address, segment.length, threads))
+        own = torch.empty(kernels.mamba_memory(address, segment.length, threads))
         pages = segment.source.data_ptr(), segment.target.data_ptr()
         first, to = projected[segment.start].data_ptr(), out[segment.start].data_ptr()
-        kernels.mamba_prefill(address, *pages, first, segment.length, memory.data_ptr(), to, threads)
+        kernels.mamba_prefill(address, *pages, first, segment.length, own.data_ptr(), to, threads)
     return out
 
 

@@ -154,10 +154,10 @@ void baton_short_conv_prefill(const void* cells, const void* conv, const int64_t
     short_conv_prefill(s, *static_cast<const UnitCells*>(cells), source, target, start, length, threads);
 }
 
-void baton_mamba_decode(const void* layer, const void* tables, const float* projected, float* mixed, float* out,
-                        int threads) {
-    mamba_decode(*static_cast<const Mamba*>(layer), *static_cast<const StateTables*>(tables), projected, mixed, out,
-                 threads);
+void baton_mamba_decode(const void* layer, const void* tables, const float* projected, float* mixed, float* steps,
+                        float* out, int threads) {
+    mamba_decode(*static_cast<const Mamba*>(layer), *static_cast<const StateTables*>(tables), projected, mixed, steps,
+                 out, threads);
 }
 
 // The floats that baton_mamba_prefill wants.
@@ -171,7 +171,7 @@ void baton_mamba_prefill(const void* layer, const int64_t* source, const int64_t
 }
 
 // ``kind``: the type of the result.
-void baton_gated_norm(int kind, const void* norm, const float* y, const float* gate, int64_t stride, int64_t rows,
+void baton_gated_norm(int kind, const void* norm, float* y, const float* gate, int64_t stride, int64_t rows,
                       int64_t numbers, void* out, int threads) {
     const GatedNorm& n = *static_cast<const GatedNorm*>(norm);
     if (kind) gated_norm(n, y, gate, stride, rows, numbers, static_cast<bf16*>(out), threads);
