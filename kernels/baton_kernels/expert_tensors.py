@@ -14,11 +14,17 @@ class ExpertTensors:
     """The weights of E experts, or of a rank's ``inner`` rows of each."""
 
     gate_up: Tensor
-    """[E, 2 * inner, hidden]: the gate projection, then the up projection."""
+    """[E, 2 * inner, hidden]: the gate projection, then the up projection; [E, inner, hidden] of experts that
+    have no gate."""
     down: Tensor
     """[E, hidden, inner]."""
     gate_up_bias: Tensor | None
-    """[E, 2 * inner]."""
+    """[E, rows of ``gate_up``]."""
     down_bias: Tensor | None
     """[E, hidden]."""
     activation: Activation
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the experts have gates."""
+        return self.gate_up.shape[1] == 2 * self.down.shape[2]

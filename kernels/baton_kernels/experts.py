@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton_kernels.activation import gated
+from baton_kernels.activation import activated, gated
 from baton_kernels.expert_tensors import ExpertTensors
 
 
@@ -18,6 +18,8 @@ def multiply(
     if x.device.type == "cuda":
         from baton_kernels.cuda import experts as kernels  # triton is only there where CUDA is
 
+        if not tensors.is_gated:
+            raise NotImplementedError("experts without gates need kernels in baton_kernels.cuda.experts")
         return kernels.multiply(x, experts, weights, tensors, weighs_input)
     return loop_over_experts(x, experts, weights, tensors, weighs_input)
 
@@ -35,8 +37,8 @@ def loop_over_experts(
     x: Tensor, experts: Tensor, weights: Tensor, tensors: ExpertTensors, weighs_input: bool
 ) -> Tensor:
     """x [T, hidden], experts [T, k] int32, weights [T, k] float32 -> [T, hidden], of x's type: the sum over
-    each token's experts of down(gated(gate(x), up(x))), times their weight. By plain torch, expert by expert;
-    sums are in float32.
+    each token's experts of down(gated(gate(x), up(x))), or down(activated(up(x))), times their weight. By
+    plain torch, expert by expert; sums are in float32.
 
     ``weighs_input``: the weight multiplies x instead."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -48,8 +50,13 @@ def loop_over_experts(
         if weighs_input:
             taken = (taken * factor).to(x.dtype)
         bias = None if tensors.gate_up_bias is None else tensors.gate_up_bias[expert]
-        gate, up = F.linear(taken, tensors.gate_up[expert], bias).chunk(2, -1)
+        both = F.linear(taken, tensors.gate_up[expert], bias)
+        if tensors.is_gated:
+            gate, up = both.chunk(2, -1)
+            inner = gated(gate, up, tensors.activation)
+        else:
+            inner = activated(both, tensors.activation)
         bias = None if tensors.down_bias is None else tensors.down_bias[expert]
-        result = F.linear(gated(gate, up, tensors.activation), tensors.down[expert], bias).float()
+        result = F.linear(inner, tensors.down[expert], bias).float()
         out.index_add_(0, rows, result if weighs_input else result * factor)
     return out.to(x.dtype)

@@ -134,12 +134,16 @@ def reference_activated(x: Tensor, activation: Activation) -> Tensor:
     x = x.double()
     if activation.kind == "silu":
         return x / (1 + torch.exp(-x))
+    if activation.kind == "relu2":
+        return x.clamp(min=0) ** 2
     return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def reference_gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """The activated gate times up, float64."""
-    gate, up, limit = gate.double(), up.double(), activation.limit
+    gate, up, limit = gate.double(), up.double(), activation.number
+    if activation.kind == "scaled_silu":
+        return limit * gate / (1 + torch.exp(-limit * gate)) * up
     if activation.kind != "clamped_swiglu":
         return reference_activated(gate, activation) * up
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
@@ -265,9 +269,59 @@ def reference_experts(
             both = tensors.gate_up[expert].double() @ taken
             if tensors.gate_up_bias is not None:
                 both += tensors.gate_up_bias[expert].double()
-            gate, up = both.chunk(2)
-            result = tensors.down[expert].double() @ reference_gated(gate, up, tensors.activation)
+            if tensors.is_gated:
+                gate, up = both.chunk(2)
+                inner = reference_gated(gate, up, tensors.activation)
+            else:
+                inner = reference_activated(both, tensors.activation)
+            result = tensors.down[expert].double() @ inner
             if tensors.down_bias is not None:
                 result += tensors.down_bias[expert].double()
             out[token] += result * (1.0 if weighs_input else weight)
     return out
+
+
+def reference_convolved(
+    x: Tensor, kept: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """x [T, channels] behind ``kept`` [conv_kernel - 1, channels], weight [conv_kernel, channels] -> the
+    causal convolution of each channel [T, channels] float64, and what is kept behind it."""
+    inputs, out = torch.cat((kept, x)).double(), torch.zeros(x.shape, dtype=torch.float64)
+    for token in range(len(x)):
+        for tap in range(len(weight)):
+            out[token] += weight[tap].double() * inputs[token + tap]
+        if bias is not None:
+            out[token] += bias.double()
+    return out, inputs[len(x) :]
+
+
+def reference_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """x [T, heads, head_dim], dt [T, heads], a and d [heads], b and c [T, heads, state_dim], state [heads,
+    head_dim, state_dim] -> what each token reads from its head's state [T, heads, head_dim], and the state
+    behind the last token, float64."""
+    out, state = torch.zeros(x.shape, dtype=torch.float64), state.double().clone()
+    for token in range(len(x)):
+        for head in range(x.shape[1]):
+            step = dt[token, head].double()
+            state[head] *= torch.exp(a[head].double() * step)
+            state[head] += step * torch.outer(x[token, head].double(), b[token, head].double())
+            out[token, head] = (
+                state[head] @ c[token, head].double() + d[head].double() * x[token, head].double()
+            )
+    return out, state
+
+
+def reference_gated_norm(
+    y: Tensor, gate: Tensor, weight: Tensor | None, eps: float, groups: int, gate_first: bool
+) -> Tensor:
+    """y and gate [T, numbers] -> the norm of each group of numbers, gated in front of it or behind it,
+    float64. No weight: the gate alone."""
+    y, opened = y.double(), gate.double() / (1 + torch.exp(-gate.double()))
+    if weight is None:
+        return y * opened
+    y = y * opened if gate_first else y
+    parts = [part / (part.square().mean(-1, keepdim=True) + eps).sqrt() for part in y.chunk(groups, dim=-1)]
+    y = torch.cat(parts, dim=-1) * weight.double()
+    return y if gate_first else y * opened

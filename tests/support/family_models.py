@@ -8,12 +8,13 @@ from types import MappingProxyType
 
 from tests.support.tiny_dense import DENSE
 from tests.support.tiny_latents import LATENTS
+from tests.support.tiny_mambas import MAMBAS
 from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import TINY_MODELS
 from tests.support.tiny_states import STATES
 
 FAMILY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
-    {**TINY_MODELS, **DENSE, **MIXTURES, **LATENTS, **STATES}
+    {**TINY_MODELS, **DENSE, **MIXTURES, **LATENTS, **STATES, **MAMBAS}
 )
 """Name -> builder, as ``TINY_MODELS``."""
 
@@ -74,6 +75,12 @@ MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "MiniCPM3ForCausalLM": ("minicpm3", "minicpm3-direct-queries"),
         "Glm4MoeLiteForCausalLM": ("glm4-moe-lite",),
         "YoutuForCausalLM": ("youtu",),
+        "NemotronHForCausalLM": tuple(name for name in MAMBAS if name.startswith("nemotron-h")),
+        "GraniteMoeHybridForCausalLM": ("granite-hybrid", "granite-hybrid-dense"),
+        "FalconH1ForCausalLM": ("falcon-h1", "falcon-h1-normed", "falcon-h1-gated-first"),
+        "BambaForCausalLM": ("bamba", "bamba-biased"),
+        "Lfm2ForCausalLM": ("lfm2", "lfm2-biased"),
+        "Lfm2MoeForCausalLM": ("lfm2-moe", "lfm2-moe-unbiased"),
     }
 )
 """Architecture -> the names of its tiny models. The first stands for all of them where tests are few."""

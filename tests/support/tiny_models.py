@@ -153,7 +153,10 @@ All have 320 token ids, of which a byte's value is its token and 256 to 259 are 
 1024; and weights of which every one matters (biases and norms are random too)."""
 
 
-FINAL_NORMS = ("model.norm.weight", "model.language_model.norm.weight")
+FINAL_NORMS = tuple(
+    f"model.{name}.weight"
+    for name in ("norm", "language_model.norm", "norm_f", "final_layernorm", "embedding_norm")
+)
 
 
 def randomize(model: PreTrainedModel, seed: int = 0) -> None:
@@ -167,7 +170,7 @@ def randomize(model: PreTrainedModel, seed: int = 0) -> None:
     embedding /= getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0)  # Gemma's
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 and name.endswith("norm.weight"):
+            if parameter.dim() == 1 and name.endswith(("norm.weight", "norm_f.weight", ".D")):
                 # As they are at first, norms change nothing: their weights are 1, or 0 if 1 is added to them.
                 offset = 1 - parameter.mean()
                 # Wide logits (standard deviation about 4): greedy choices are clear.
@@ -177,14 +180,14 @@ def randomize(model: PreTrainedModel, seed: int = 0) -> None:
                 parameter.copy_(0.2 * noise(parameter))
             elif name.endswith(("bias", "sinks")):
                 parameter.copy_(0.5 * noise(parameter))
-            elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            elif name.endswith(("embed_tokens.weight", "model.embeddings.weight", "lm_head.weight")):
                 parameter.copy_(embedding * noise(parameter))
             elif name.endswith("A_log"):
                 parameter.copy_(noise(parameter))
             elif parameter.dim() > 1:
                 parameter.copy_(1.3 * parameter.shape[1] ** -0.5 * noise(parameter))
         for name, buffer in model.named_buffers():
-            if name.endswith(CHOICE_BIAS):
+            if name.endswith((CHOICE_BIAS, "expert_bias")):
                 buffer.copy_(0.2 * noise(buffer))
 
 

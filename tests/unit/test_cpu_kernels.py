@@ -128,7 +128,7 @@ def test_gated_int8_matmul(size: int, rows: int, dtype: torch.dtype) -> None:
     close(out, torch.nn.functional.silu(gate) * up, dtype)
 
 
-CLAMPED = Activation("clamped_swiglu", limit=1.5)
+CLAMPED = Activation("clamped_swiglu", number=1.5)
 
 
 def exactly_activated(x: Tensor, activation: Activation, up: Tensor | None = None) -> Tensor:
@@ -140,7 +140,7 @@ def exactly_activated(x: Tensor, activation: Activation, up: Tensor | None = Non
             x = x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         case "clamped_swiglu":
             assert up is not None
-            limit = torch.tensor(activation.limit).double()
+            limit = torch.tensor(activation.number).double()
             x, up = torch.minimum(x, limit), torch.maximum(torch.minimum(up, limit), -limit) + 1
             x = x / (1 + torch.exp(-1.702 * x))
     return x if up is None else x * up

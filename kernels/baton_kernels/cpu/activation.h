@@ -7,10 +7,10 @@
 namespace {
 
 // An activation has the layout of the ctypes one in baton_kernels.cpu.linear.
-enum : int { LINEAR, SILU, GELU_TANH, CLAMPED_SWIGLU };
+enum : int { LINEAR, SILU, GELU_TANH, CLAMPED_SWIGLU, RELU2, SCALED_SILU };
 struct Activation {
     int kind;
-    float limit;  // of CLAMPED_SWIGLU
+    float number;  // the bound of CLAMPED_SWIGLU, the factor of SCALED_SILU
 };
 
 // x / 2 (1 + tanh(y)) = x / (1 + e^-2y), where y = sqrt(2 / pi) (x + 0.044715 x^3)
@@ -18,6 +18,7 @@ inline vf gelu_tanh(vf x) {
     const vf y = 0.7978845608028654f * (x + 0.044715f * x * x * x);
     return x / (1.0f + exp_of(-2.0f * y));
 }
+inline vf relu2(vf x) { return x > 0.0f ? x * x : vf{}; }
 inline vf clamped_swiglu(vf gate, vf up, float limit) {
     gate = gate < limit ? gate : splat(limit);
     up = up < limit ? up : splat(limit);
@@ -35,6 +36,7 @@ inline void activate(float* row, int count, const Activation& a) {
     switch (a.kind) {
         case SILU: return on_each(row, count, [](vf x, int) { return silu(x); });
         case GELU_TANH: return on_each(row, count, [](vf x, int) { return gelu_tanh(x); });
+        case RELU2: return on_each(row, count, [](vf x, int) { return relu2(x); });
     }
 }
 
@@ -45,7 +47,9 @@ inline void gate(float* row, int count, const Activation& a) {
         case SILU: return on_each(row, count, [=](vf x, int j) { return silu(x) * load(ups + j); });
         case GELU_TANH: return on_each(row, count, [=](vf x, int j) { return gelu_tanh(x) * load(ups + j); });
         case CLAMPED_SWIGLU:
-            return on_each(row, count, [=, &a](vf x, int j) { return clamped_swiglu(x, load(ups + j), a.limit); });
+            return on_each(row, count, [=, &a](vf x, int j) { return clamped_swiglu(x, load(ups + j), a.number); });
+        case RELU2: return on_each(row, count, [=](vf x, int j) { return relu2(x) * load(ups + j); });
+        case SCALED_SILU: return on_each(row, count, [=, &a](vf x, int j) { return silu(x * a.number) * load(ups + j); });
     }
 }
 

@@ -17,7 +17,7 @@ struct ExpertProjection {
 struct Experts {
     ExpertProjection gate_up, down;
     Activation activation;
-    int64_t experts, hidden, inner;
+    int64_t experts, hidden, inner, gated;
 };
 
 // The experts of each token, and their weights: [tokens, top_k].
@@ -124,8 +124,8 @@ template <class T> inline void add_up(const float* products, const int32_t* rows
 // on other tokens.
 template <class T>
 void run_experts(const Experts& e, const T* x, const Chosen& c, T* out, void* memory, int threads) {
-    const int64_t number = c.tokens * c.top_k, half = PANEL / 2;
-    const int64_t inner_panels = (e.inner + half - 1) / half, hidden_panels = (e.hidden + PANEL - 1) / PANEL;
+    const int64_t number = c.tokens * c.top_k, width = e.gated ? PANEL / 2 : PANEL;
+    const int64_t inner_panels = (e.inner + width - 1) / width, hidden_panels = (e.hidden + PANEL - 1) / PANEL;
     const PairMemory<T> m(e, number, memory);
     const int64_t runs = sort_pairs(e, c, m, inner_panels, threads);
     const auto panel_of = [&](int64_t task, int64_t panels) { return m.runs[task / panels].expert * panels + task % panels; };
@@ -141,11 +141,12 @@ void run_experts(const Experts& e, const T* x, const Chosen& c, T* out, void* me
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < runs * inner_panels; ++task) {
             const ExpertRun run = m.runs[task / inner_panels];
-            const int64_t panel = panel_of(task, inner_panels), column = task % inner_panels * half;
+            const int64_t panel = panel_of(task, inner_panels), column = task % inner_panels * width;
             const auto done = [&](int64_t r, float* row) {
                 T* to = m.inner + (run.start + r) * e.inner;
-                gate(row, half, e.activation);
-                for (int64_t j = 0; j < half && column + j < e.inner; j += LANES)
+                if (e.gated) gate(row, width, e.activation);
+                else activate(row, width, e.activation);
+                for (int64_t j = 0; j < width && column + j < e.inner; j += LANES)
                     put_vec<T>(to, column + j, e.inner, row + j);
             };
             times_panel(e.gate_up, e.hidden, m.x + run.start * e.hidden, run.rows, panel, next_of(task, inner_panels), done);

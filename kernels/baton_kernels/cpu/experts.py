@@ -81,7 +81,7 @@ class NativeExperts(ctypes.Structure):
         ("gate_up", _Projection),
         ("down", _Projection),
         ("activation", NativeActivation),
-        *((name, _COUNT) for name in ("experts", "hidden", "inner")),
+        *((name, _COUNT) for name in ("experts", "hidden", "inner", "gated")),
     )
 
 
@@ -138,9 +138,10 @@ class PackedExperts:
     ) -> None:
         self._kernels = kernels
         self._dtype = dtype
-        self._gate_up = _PackedProjections(kernels, gate_up, gate_up_bias, dtype, gated=True)
-        self._down = _PackedProjections(kernels, down, down_bias, dtype, gated=False)
         experts, self.hidden, self.inner = _values(down).shape
+        gated = _values(gate_up).shape[1] == 2 * self.inner
+        self._gate_up = _PackedProjections(kernels, gate_up, gate_up_bias, dtype, gated=gated)
+        self._down = _PackedProjections(kernels, down, down_bias, dtype, gated=False)
         self.native = NativeExperts(
             gate_up=self._gate_up.native,
             down=self._down.native,
@@ -148,6 +149,7 @@ class PackedExperts:
             experts=experts,
             hidden=self.hidden,
             inner=self.inner,
+            gated=gated,
         )
 
     @classmethod
@@ -161,9 +163,9 @@ class PackedExperts:
         activation: Activation,
         dtype: torch.dtype | None = None,
     ) -> PackedExperts | None:
-        """The packed experts of gate_up [E, 2 * inner, hidden] (the gate's rows first), down [E, hidden,
-        inner] and biases [E, rows]; None if plain torch has to multiply them: on another device, of another
-        type, without kernels, of an odd size.
+        """The packed experts of gate_up [E, 2 * inner, hidden] (the gate's rows first) or, without gates,
+        [E, inner, hidden], down [E, hidden, inner] and biases [E, rows]; None if plain torch has to multiply
+        them: on another device, of another type, without kernels, of an odd size.
 
         ``dtype``: the type of the activations; None: the weights' own, which int8 weights do not have."""
         values = _values(down)

@@ -39,6 +39,12 @@ _SIGNATURES = {
     "baton_delta": (_I, _P, _P, _I),
     "baton_attend_latents": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _L, _F, _I),
     "baton_layers": (_I, _P, _L, _P, _I),
+    "baton_short_conv_decode": (_P, _P, _P, _P, _P, _I),
+    "baton_short_conv_prefill": (_P, _P, _P, _P, _L, _L, _P, _P, _I),
+    "baton_mamba_decode": (_P, _P, _P, _P, _P, _P, _I),
+    "baton_mamba_memory": (_P, _L, _I),
+    "baton_mamba_prefill": (_P, _P, _P, _P, _L, _P, _P, _I),
+    "baton_gated_norm": (_I, _P, _P, _P, _L, _L, _L, _P, _I),
 }
 
 
@@ -64,10 +70,16 @@ class Native:
         self.delta = library.baton_delta
         self.attend_latents = library.baton_attend_latents
         self.layers = library.baton_layers
+        self.short_conv_decode = library.baton_short_conv_decode
+        self.short_conv_prefill = library.baton_short_conv_prefill
+        self.mamba_decode = library.baton_mamba_decode
+        self.mamba_memory = library.baton_mamba_memory
+        self.mamba_prefill = library.baton_mamba_prefill
+        self.gated_norm = library.baton_gated_norm
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
-        self.experts_memory.restype = _L
+        self.experts_memory.restype = self.mamba_memory.restype = _L
 
 
 @functools.cache

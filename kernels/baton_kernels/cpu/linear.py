@@ -7,8 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
+from baton_kernels.activation_kind import GATED, UNGATED, Activation
 from baton_kernels.activation_kind import KINDS as ACTIVATIONS
-from baton_kernels.activation_kind import Activation
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
 from baton_kernels.int8 import Int8Weight
 
@@ -18,14 +18,14 @@ PANEL = 64
 class NativeActivation(ctypes.Structure):
     """An activation as the kernels read it."""
 
-    _fields_ = (("kind", ctypes.c_int), ("limit", ctypes.c_float))
+    _fields_ = (("kind", ctypes.c_int), ("number", ctypes.c_float))
 
     @classmethod
     def of(cls, activation: Activation | None) -> NativeActivation:
         """The activation's; None: one that changes nothing."""
         if activation is None:
             return cls()
-        return cls(1 + ACTIVATIONS.index(activation.kind), activation.limit)
+        return cls(1 + ACTIVATIONS.index(activation.kind), activation.number)
 
 
 class PackedWeight:
@@ -85,7 +85,7 @@ class PackedWeight:
 
         ``dtype``: the type of the activations; None: the weight's own, which int8 weights do not have.
         ValueError for an ``activation`` that does not go with ``gated``."""
-        if activation is None if gated else activation is not None and activation.kind == "clamped_swiglu":
+        if activation is None if gated else activation is not None and activation.kind in GATED:
             raise ValueError(f"activation is {activation}; allowed with gated={gated}: " + _allowed(gated))
         values = weight.values if isinstance(weight, Int8Weight) else weight
         dtype = dtype or values.dtype
@@ -118,7 +118,7 @@ class PackedWeight:
             self.outputs,
             self.gated,
             self.activation.kind,
-            self.activation.limit,
+            self.activation.number,
             torch.get_num_threads(),
         )
         return out
@@ -130,7 +130,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Native | None:
 
 
 def _allowed(gated: bool) -> str:
-    return ", ".join(ACTIVATIONS) if gated else "None, silu, gelu_tanh"
+    return ", ".join(ACTIVATIONS) if gated else ", ".join(("None", *UNGATED))
 
 
 def in_panels(of_rows: Tensor, panels: int, gated: bool) -> Tensor:

@@ -12,6 +12,7 @@
 #include "experts.h"
 #include "latent.h"
 #include "layers.h"
+#include "mamba.h"
 
 // Kinds are 0 for float and 1 for bfloat16.
 extern "C" {
@@ -56,8 +57,8 @@ void baton_pack_int8(int kind, const int8_t* weight, int64_t outputs, int64_t in
 
 // ``scales``: the scales of an int8 weight; null for others.
 void baton_linear(int kind, int out_kind, const void* x, const void* packed, const float* scales, const float* bias,
-                  void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int activation, float limit, int threads) {
-    const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated, {activation, limit}};
+                  void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int activation, float number, int threads) {
+    const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated, {activation, number}};
     if (!kind) linear<float, float>(l, threads);
     else if (out_kind) linear<bf16, bf16>(l, threads);
     else linear<bf16, float>(l, threads);
@@ -157,5 +158,41 @@ void baton_layers(int kind, const void* stack, int64_t count, const void* step, 
     const Step& s = *static_cast<const Step*>(step);
     if (kind) run_layers<bf16>(m, count, s, threads);
     else run_layers<float>(m, count, s, threads);
+}
+
+void baton_short_conv_decode(const void* cells, const void* conv, const void* tables, const float* rows, float* out,
+                             int threads) {
+    const ShortConv s{*static_cast<const Taps*>(conv), rows, out};
+    short_conv_decode(s, *static_cast<const UnitCells*>(cells), *static_cast<const StateTables*>(tables), threads);
+}
+
+void baton_short_conv_prefill(const void* cells, const void* conv, const int64_t* source, const int64_t* target,
+                              int64_t start, int64_t length, const float* rows, float* out, int threads) {
+    const ShortConv s{*static_cast<const Taps*>(conv), rows, out};
+    short_conv_prefill(s, *static_cast<const UnitCells*>(cells), source, target, start, length, threads);
+}
+
+void baton_mamba_decode(const void* layer, const void* tables, const float* projected, float* mixed, float* steps,
+                        float* out, int threads) {
+    mamba_decode(*static_cast<const Mamba*>(layer), *static_cast<const StateTables*>(tables), projected, mixed, steps,
+                 out, threads);
+}
+
+// The floats that baton_mamba_prefill wants.
+int64_t baton_mamba_memory(const void* layer, int64_t length, int threads) {
+    return ScanMemory(*static_cast<const Mamba*>(layer), length).size(threads);
+}
+
+void baton_mamba_prefill(const void* layer, const int64_t* source, const int64_t* target, const float* projected,
+                         int64_t length, float* memory, float* out, int threads) {
+    mamba_prefill(*static_cast<const Mamba*>(layer), source, target, projected, length, memory, out, threads);
+}
+
+// ``kind``: the type of the result.
+void baton_gated_norm(int kind, const void* norm, float* y, const float* gate, int64_t stride, int64_t rows,
+                      int64_t numbers, void* out, int threads) {
+    const GatedNorm& n = *static_cast<const GatedNorm*>(norm);
+    if (kind) gated_norm(n, y, gate, stride, rows, numbers, static_cast<bf16*>(out), threads);
+    else gated_norm(n, y, gate, stride, rows, numbers, static_cast<float*>(out), threads);
 }
 }

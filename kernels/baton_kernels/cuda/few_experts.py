@@ -140,7 +140,7 @@ def multiply_few(step: ExpertStep) -> Tensor:
         inner,
         step.x_stride,
         *tensors.gate_up.stride()[:2],
-        tensors.activation.limit,
+        tensors.activation.number,
         ACTIVATION=tensors.activation.kind,
         HAS_BIAS=tensors.gate_up_bias is not None,
         DEPTH=shape.few_depth(shape.hidden),

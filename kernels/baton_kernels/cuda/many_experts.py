@@ -265,7 +265,7 @@ def _first_products(step: ExpertStep, order: Tensor, starts: Tensor) -> Tensor:
         shape.experts,
         step.x_stride,
         *tensors.gate_up.stride()[:2],
-        tensors.activation.limit,
+        tensors.activation.number,
         TOP_K=step.experts.shape[1],
         ACTIVATION=tensors.activation.kind,
         HAS_BIAS=tensors.gate_up_bias is not None,

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton_kernels.activation import ALPHA, Activation
+from baton_kernels.activation_kind import GATED, UNGATED
 from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.shapes import next_power_of_two
 from baton_kernels.norm import Norm
@@ -208,6 +209,8 @@ class _Parts:
 @triton.jit
 def _active(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     """The activation of x, float32; for what overflows in between, its limit."""
+    if KIND == "relu2":
+        return tl.where(x > 0.0, x * x, x * 0.0)
     if KIND == "gelu_tanh":
         # (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
         steep = 1.5957691216057308 * (x + 0.044715 * x * x * x)
@@ -239,6 +242,8 @@ def _gated_product(
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
         product = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+    elif KIND == "scaled_silu":
+        product = _active(gate * limit, "silu") * up
     else:
         product = _active(gate, KIND) * up
     tl.store(out + row * size + columns, product.to(out.dtype.element_ty), mask=real)
@@ -254,7 +259,7 @@ def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
             out,
             size,
             gate_up.stride(0),
-            activation.limit,
+            activation.number,
             COLUMNS=COLUMNS,
             KIND=activation.kind,
             ALPHA=ALPHA,
@@ -283,8 +288,8 @@ def _activated(
 
 def activated(x: Tensor, activation: Activation) -> Tensor:
     """The activation of each number of x [T, size], rounded once. ValueError for a kind that needs a gate."""
-    if activation.kind == "clamped_swiglu":
-        raise ValueError("activation is clamped_swiglu; allowed without a gate: silu, gelu_tanh")
+    if activation.kind in GATED:
+        raise ValueError(f"activation is {activation.kind}; allowed without a gate: {', '.join(UNGATED)}")
     rows, size = x.shape
     out = _empty_rows(x, size)
     if rows:

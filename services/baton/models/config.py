@@ -120,6 +120,14 @@ class ExpertsConfig:
     shared_inner: int = 0
     shared_gate: str = ""
     """The module whose weight [1, hidden] gives the logit of the shared MLP's factor; "": none."""
+    gated: bool = True
+    """Whether experts have gates."""
+    latent: int = 0
+    """Numbers of the latent that experts take and yield instead of hidden states; 0: there is none."""
+    latent_in: str = ""
+    """The module that makes a token's latent."""
+    latent_out: str = ""
+    """The module that makes hidden states of what experts yield."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +202,10 @@ class ModelConfig:
     delta: DeltaConfig | None = None
     mamba: MambaConfig | None = None
     conv: ConvConfig | None = None
+    mixer_factors: tuple[tuple[MixerKind, float], ...] = ()
+    """Factors of what some kinds of mixers add; those of the others are 1."""
+    mlp_factor: float = 1.0
+    """The factor of what MLPs add."""
     ignored: tuple[str, ...] = ()
     """Parts of the names of tensors that are of no use here (an image encoder's, a draft layer's)."""
 
@@ -242,7 +254,7 @@ class ModelConfig:
     @property
     def state_splits(self) -> tuple[StateSplit, ...]:
         """The mixers with a state, as tensor parallelism may split them."""
-        kinds: tuple[StateSplit | None, ...] = (self.delta,)
+        kinds: tuple[StateSplit | None, ...] = (self.delta, self.mamba, self.conv)
         return tuple(kind for kind in kinds if kind is not None)
 
     def has_experts(self, layer: int) -> bool:

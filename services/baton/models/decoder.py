@@ -53,6 +53,9 @@ class DecoderLayer(nn.Module):
         kinds, has_mlp = config.mixers_of(layer), config.has_mlp(layer)
         self.input_layernorm = stream_norm(config, dtype) if before and kinds else None
         self.mixers: list[Mixer] = []
+        factors = dict(config.mixer_factors)
+        self.factors = tuple(factors.get(kind, 1.0) for kind in kinds)
+        """What multiplies the output of each mixer."""
         for kind in kinds:
             mixer = new_mixer(kind, config, layer, dtype, parallel, scheme, rotation)
             self.add_module(MIXER_NAMES[kind], mixer)
@@ -62,6 +65,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = stream_norm(config, dtype) if between else None
         experts = config.has_experts(layer)
         self.mlp = (Experts if experts else MLP)(config, dtype, parallel, scheme) if has_mlp else None
+        self.mlp_factor = config.mlp_factor
         self.post_mlp_layernorm = stream_norm(config, dtype) if behind and has_mlp else None
 
     def forward(
@@ -85,14 +89,18 @@ class DecoderLayer(nn.Module):
         if self.mlp is None or self.is_parallel:
             return delta, x
         normed = self._after_adding(delta, x, self.post_attention_layernorm)
-        return Increment(self.mlp(normed), _norm(self.post_mlp_layernorm)), x
+        added = self.mlp(normed)
+        added = added if self.mlp_factor == 1 else added.float() * self.mlp_factor
+        return Increment(added, _norm(self.post_mlp_layernorm)), x
 
     def _mixed(self, normed: Tensor, step: Step, narrow: Narrow | None) -> Tensor:
-        first, *others = self.mixers
-        mixed: Tensor = first(normed, step, narrow)
-        for mixer in others:
-            mixed = mixed + mixer(normed, step, narrow)
-        return mixed
+        mixed: Tensor | None = None
+        for mixer, factor in zip(self.mixers, self.factors, strict=True):
+            added: Tensor = mixer(normed, step, narrow)
+            added = added if factor == 1 else added.float() * factor
+            mixed = added if mixed is None else mixed + added
+        assert mixed is not None
+        return mixed.to(self.dtype)
 
     def store(self, delta: Increment | None, x: Tensor, step: Step) -> None:
         """The part of ``forward`` that is needed where it yields no row: leaves in the pool what the layer
@@ -116,6 +124,8 @@ class DecoderLayer(nn.Module):
         if self.is_parallel or attention.adjusts_queries or attention.is_gated:
             return None
         if qkv is None or o is None or mlp is None:
+            return None
+        if self.mlp_factor != 1 or self.factors != (1.0,):
             return None
         return LayerWeights(
             _norm(self.input_layernorm),

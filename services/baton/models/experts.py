@@ -40,12 +40,13 @@ class Experts(nn.Module):
         self.router = Linear(hidden, number, numbers, bias=rule.router_bias)
         shape = ExpertsShape(
             experts=range(number),
-            hidden=hidden,
+            hidden=rule.latent or hidden,
             inner=shard.part(rule.inner),
             dtype=dtype,
             activation=rule.activation,
             bias=rule.bias,
             down_bias=rule.bias and shard.tp_rank == 0,
+            gated=rule.gated,
         )
         self.weights: ExpertsWeights | None = scheme.allocate_experts(shape)
         """The experts' weights until they are packed; None once they are no longer needed."""
@@ -54,13 +55,31 @@ class Experts(nn.Module):
             self.register_parameter(name, parameter)
         self.correction = empty_parameter(number, dtype=torch.float32) if rule.correction_bias else None
         self.shared_gate = Linear(hidden, 1, dtype) if rule.shared_gate else None
+        self.latent_in = self.latent_out = None
+        if rule.latent:
+            bias = config.mlp_bias
+            self.latent_in = Linear(hidden, rule.latent, dtype, bias=bias, scheme=scheme)
+            # Every rank has all of it, and adds up what the experts' rows here yield; one adds the bias.
+            bias = bias and shard.tp_rank == 0
+            self.latent_out = Linear(rule.latent, hidden, dtype, bias=bias, scheme=scheme)
         if rule.shared:
             self.add_module(rule.shared, MLP(config, dtype, parallel, scheme, rule.shared_inner))
 
     @property
     def placed(self) -> tuple[Linear, ...]:
-        """The modules whose tensors ``places`` names: the router, and the gate of the MLP for every token."""
-        return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
+        """The modules whose tensors ``places`` names: all but the MLP for every token."""
+        return tuple(module for _, module in self._named)
+
+    @property
+    def _named(self) -> tuple[tuple[str, Linear], ...]:
+        rule = self.rule
+        named = (
+            (rule.router, self.router),
+            (rule.shared_gate, self.shared_gate),
+            (rule.latent_in, self.latent_in),
+            (rule.latent_out, self.latent_out),
+        )
+        return tuple((name, module) for name, module in named if module is not None)
 
     def places(self) -> dict[str, Place]:
         """The places of the layer's tensors by their names relative to the layer, without those of the MLP
@@ -71,7 +90,7 @@ class Experts(nn.Module):
         if self.correction is not None:
             tensor = self.correction[None] if rule.correction_rows else self.correction
             found[rule.correction_bias] = Place(tensor, (slice(None),) * tensor.dim())
-        for name, module in zip((rule.router, rule.shared_gate), self.placed, strict=False):
+        for name, module in self._named:
             if module.weights is not None:
                 found |= {f"{name}.{kind}": place for kind, place in module.weights.places()[""].items()}
         return found
@@ -97,7 +116,7 @@ class Experts(nn.Module):
         rule, router, shared, gate = self.rule, self.router.packed, self._shared, self.shared_gate
         of_all = None if shared is None else shared.packed
         factor = None if gate is None else gate.packed
-        missing = router is None or not isinstance(self.experts, PackedExperts)
+        missing = router is None or not isinstance(self.experts, PackedExperts) or rule.latent
         if missing or (shared and of_all is None) or (gate and factor is None):
             return None
         assert router is not None and isinstance(self.experts, PackedExperts)
@@ -108,7 +127,10 @@ class Experts(nn.Module):
         own = x.float() if self.rule.router_float32 else x
         logits = self.router.multiplier.multiply(own, torch.float32)
         experts, weights = route(logits, routing, self.correction)
-        out = self.experts.multiply(x, experts, weights, routing.weighs_input)
+        taken = x if self.latent_in is None else self.latent_in(x)
+        out = self.experts.multiply(taken, experts, weights, routing.weighs_input)
+        if self.latent_out is not None:
+            out = self.latent_out(out)
         if self._shared is not None:
             part = self._shared.part(x)
             if self.shared_gate is not None:

@@ -35,8 +35,10 @@ WRAPPED = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
+    ("backbone.", "model."),
 )
-"""Beginnings of names in checkpoints that have an encoder, too, and what they are without it."""
+"""Beginnings of names in checkpoints that have an encoder, too, or call the model a backbone, and what they
+are elsewhere."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from baton_kernels.delta_kinds import GateKind
 from baton_kernels.kv_layout import StateKV, TokenKV
+from baton_kernels.mamba_sizes import MambaSizes
 
 MixerKind = Literal["attention", "latent", "delta", "mamba", "conv"]
 """attention: over K and V. latent: over one latent vector a token (MLA). delta: linear attention by the delta
@@ -113,14 +115,47 @@ class MambaConfig:
     units: int
     """Parts of the heads that tensor parallelism may separate; each keeps the convolution's inputs of its B
     and C. A multiple or a divisor of ``groups``, and a divisor of ``heads``."""
+    conv_bias: bool = True
+    in_bias: bool = False
+    out_bias: bool = False
+    dt_limits: tuple[float, float] = (0.0, inf)
+    """The least and the largest time step."""
+    norm: bool = True
+    """Whether the output is normed, by groups of heads."""
+    gate_first: bool = True
+    """Whether the gate multiplies what is normed, not the norm's result."""
+    factors: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    """Factors of the projected z, x, B, C and dt."""
+
+    def sizes(self, ranks: int) -> MambaSizes:
+        """The sizes of the part of one of ``ranks``."""
+        return MambaSizes(
+            units=self.units // ranks,
+            heads=self.heads // self.units,
+            head_dim=self.head_dim,
+            groups=max(1, self.groups // ranks),
+            state_dim=self.state_dim,
+            conv_kernel=self.conv_kernel,
+        )
 
     def kept(self, ranks: int) -> StateKV:
         """What a layer keeps on one of ``ranks``: for each unit, the states of its heads, and the last inputs
         of the convolutions of x, B and C."""
-        heads, groups = self.heads // self.units, max(1, self.groups // self.units)
-        channels = heads * self.head_dim + 2 * groups * self.state_dim
-        size = heads * self.head_dim * self.state_dim + channels * (self.conv_kernel - 1)
-        return StateKV(self.units // ranks, size)
+        sizes = self.sizes(ranks)
+        return StateKV(sizes.units, sizes.state_size + sizes.unit_channels * (self.conv_kernel - 1))
+
+    def may_split(self, ranks: int) -> bool:
+        """Whether so many ranks can have a part each: whole units, of whole groups or of one."""
+        return self.units % ranks == 0 and (self.groups % ranks == 0 or ranks % self.groups == 0)
+
+    def __str__(self) -> str:
+        return f"Mamba layers of {self.units} units of heads in {self.groups} groups"
+
+
+def mamba_units(heads: int, groups: int) -> int:
+    """Units of a layer: as many as may be, of at most eight, for each costs a B and C."""
+    fits = [n for n in range(1, 9) if heads % n == 0 and (n % groups == 0 or groups % n == 0)]
+    return fits[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +166,16 @@ class ConvConfig:
     conv_kernel: int
     units: int
     """Parts of the channels that tensor parallelism may separate."""
+    bias: bool = False
+    """Whether the convolution and the projections around it have biases."""
 
     def kept(self, ranks: int) -> StateKV:
         """What a layer keeps on one of ``ranks``: the last inputs of the convolution."""
         return StateKV(self.units // ranks, self.channels // self.units * (self.conv_kernel - 1))
+
+    def may_split(self, ranks: int) -> bool:
+        """Whether so many ranks can have a part each."""
+        return self.units % ranks == 0
+
+    def __str__(self) -> str:
+        return f"convolutions of {self.units} units of channels"

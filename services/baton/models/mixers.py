@@ -11,9 +11,11 @@ from baton.models.attention import Attention
 from baton.models.config import ModelConfig
 from baton.models.delta_attention import DeltaAttention
 from baton.models.latent_attention import LatentAttention
+from baton.models.mamba import Mamba2
 from baton.models.mixer import Mixer
 from baton.models.mixer_config import MixerKind
 from baton.models.quantization.base import QuantizationScheme
+from baton.models.short_conv import ShortConv
 from baton.parallel.collectives import Parallel
 
 MIXER_NAMES: Mapping[MixerKind, str] = MappingProxyType(
@@ -45,5 +47,7 @@ def new_mixer(
             return DeltaAttention(config, layer, dtype, parallel, scheme)
         case "latent":
             return LatentAttention(config, layer, dtype, parallel, scheme, rotation)
-        case "mamba" | "conv":
-            raise NotImplementedError(kind)
+        case "mamba":
+            return Mamba2(config, layer, dtype, parallel, scheme)
+        case "conv":
+            return ShortConv(config, layer, dtype, parallel, scheme)

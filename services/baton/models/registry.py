@@ -107,6 +107,16 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
         "MiniCPM3ForCausalLM": _family("minicpm3", "openbmb/MiniCPM3-4B"),
         "Glm4MoeLiteForCausalLM": _family("deepseek_v3", "zai-org/GLM-4.7-Flash", read="read_glm4_moe_lite"),
         "YoutuForCausalLM": _family("deepseek_v3", "tencent/Youtu-LLM-2B", read="read_youtu"),
+        "NemotronHForCausalLM": _family(
+            "nemotron_h", "nvidia/Nemotron-H-8B-Base-8K", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
+        ),
+        "GraniteMoeHybridForCausalLM": _family(
+            "granite_hybrid", "ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-1b"
+        ),
+        "FalconH1ForCausalLM": _family("falcon_h1", "tiiuae/Falcon-H1-7B-Instruct"),
+        "BambaForCausalLM": _family("bamba", "ibm-ai-platform/Bamba-9B-v2"),
+        "Lfm2ForCausalLM": _family("lfm2", "LiquidAI/LFM2-1.2B"),
+        "Lfm2MoeForCausalLM": _family("lfm2", "LiquidAI/LFM2-8B-A1B", read="read_moe"),
     }
 )
 """The architectures Baton serves."""

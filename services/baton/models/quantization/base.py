@@ -229,6 +229,13 @@ class ExpertsShape:
     """Whether the gate and up projections have biases."""
     down_bias: bool = False
     """Whether the down projections' biases are here: one rank adds them."""
+    gated: bool = True
+    """Whether the experts have gates."""
+
+    @property
+    def gate_up_rows(self) -> int:
+        """The rows of an expert's gate and up projections, or of its up projection alone."""
+        return (1 + self.gated) * len(self.inner)
 
 
 class ExpertsMultiplier(Protocol):
@@ -247,7 +254,8 @@ class ExpertsWeights(ABC):
         gate_up: nn.Parameter,
         down: nn.Parameter,
     ) -> None:
-        """``gate_up`` [E, 2 * inner, hidden] and ``down`` [E, hidden, inner], of any type."""
+        """``gate_up`` [E, 2 * inner, hidden], or [E, inner, hidden] without gates, and ``down`` [E, hidden,
+        inner], of any type."""
         self.shape = shape
         self.gate_up = gate_up
         self.down = down
@@ -300,7 +308,7 @@ class ExpertsWeights(ABC):
             }
         both, down = (self.gate_up, self.gate_up_bias), (self.down, self.down_bias)
         return {
-            **self._fused(names, names.gate_up, ("gate", "up"), *both),
+            **self._fused(names, names.gate_up, ("gate", "up") if self.shape.gated else ("up",), *both),
             **self._fused(names, names.down, ("down",), *down),
         }
 
@@ -336,6 +344,8 @@ class ExpertsWeights(ABC):
         all_of, inner = slice(None), slice(self.shape.inner.start, self.shape.inner.stop)
         size = len(self.shape.inner)
         halves = {"gate": slice(0, size), "up": slice(size, 2 * size)}
+        if not self.shape.gated:
+            halves = {"up": slice(0, size)}
         found: dict[str, dict[str, Place]] = {
             name: {"weight": self.place("gate_up", expert, rows, (inner, all_of))}
             for name, rows in halves.items()

@@ -161,7 +161,7 @@ class Int8Scheme(QuantizationScheme):
         experts, hidden, inner = len(shape.experts), shape.hidden, len(shape.inner)
         for inputs in (hidden, inner):
             _check_inputs(inputs)
-        gate_up = empty_parameter(experts, 2 * inner, hidden, dtype=torch.int8)
+        gate_up = empty_parameter(experts, shape.gate_up_rows, hidden, dtype=torch.int8)
         return Int8Experts(shape, gate_up, empty_parameter(experts, hidden, inner, dtype=torch.int8))
 
     def tied(self, weight: nn.Parameter) -> Int8Weights:

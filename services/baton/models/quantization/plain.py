@@ -105,7 +105,7 @@ class PlainScheme(QuantizationScheme):
 
     def allocate_experts(self, shape: ExpertsShape) -> PlainExperts:
         experts, hidden, inner = len(shape.experts), shape.hidden, len(shape.inner)
-        gate_up = empty_parameter(experts, 2 * inner, hidden, dtype=shape.dtype)
+        gate_up = empty_parameter(experts, shape.gate_up_rows, hidden, dtype=shape.dtype)
         return PlainExperts(shape, gate_up, empty_parameter(experts, hidden, inner, dtype=shape.dtype))
 
     def tied(self, weight: nn.Parameter) -> PlainWeights:
