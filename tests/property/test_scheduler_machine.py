@@ -30,11 +30,11 @@ from baton.engine.execution import PendingStep, StepResult
 from baton.engine.kv.arriving import Arriving
 from baton.engine.kv.break_even import BreakEven
 from baton.engine.kv.page_counts import PageCounts
-from baton.engine.kv.states import StateMove
 from baton.engine.model import Model
 from baton.engine.sampling.beams import Candidates
 from baton.engine.scheduler import BeamsDoNotFitError, ScheduledBatch
 from baton.engine.sequence import FinishReason, Fork, Sequence, SequenceStatus
+from baton.engine.sequence_states import StateMove
 from baton.speculation.drafter import TokenSequence
 from baton_kernels.paged import PagedBatch
 from tests.support.drafters import HostileDrafter

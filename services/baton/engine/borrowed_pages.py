@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from baton.engine.kv.states import StateMove, StateRun
 from baton.engine.scheduler import Scheduled
 from baton.engine.sequence import Sequence
+from baton.engine.sequence_states import StateMove, StateRun
 from baton_kernels.kv_layout import KVLayout
 
 

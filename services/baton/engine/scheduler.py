@@ -38,8 +38,8 @@ from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.host_tier import HostTier
 from baton.engine.kv.page_counts import PageCounts
 from baton.engine.kv.prefix_cache import NOTHING, GroupHit, Hit, PrefixCache, key_of
-from baton.engine.kv.states import SequenceStates, StateMove
 from baton.engine.sequence import GONE, FinishReason, Sequence, SequenceStatus
+from baton.engine.sequence_states import SequenceStates, StateMove
 from baton.process.exported import Counters, counter
 from baton_kernels.kv_layout import KVGroup, KVLayout
 

@@ -41,7 +41,7 @@ class Attention(Mixer):
         self.number = layer
         self.kv = config.kept_by("attention", layer, shard.tp_size)
         self.place = KVPlace(0, layer - shard.layers.start)
-        """Where K and V are: at first, in a pool that has all layers of this rank in each block."""
+        """The place of K and V: at first, in a pool that has all layers of this rank in each block."""
         self.heads = len(shard.heads)
         self.kv_heads = len(shard.kv_heads)
         self.window = config.windows[layer]

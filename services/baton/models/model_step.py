@@ -70,5 +70,5 @@ class States:
     """[num_pages, numbers] float32: the whole pool."""
     rows: StateRows
     group: KVGroup
-    """Where the states lie in the pages: cell ``layer * units + unit``, of ``size`` numbers, is the cell
+    """The group of the layers: cell ``layer * units + unit``, of ``size`` numbers, is the cell
     ``% per_page`` of the page that the table ``// per_page`` names, where ``layer`` is ``KVPlace.index``."""

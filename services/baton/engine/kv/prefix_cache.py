@@ -32,7 +32,7 @@ class Hit:
 
     num_blocks: int
     groups: tuple[GroupHit, ...]
-    """By the layout's groups."""
+    """One for each of the layout's groups."""
 
     @property
     def held(self) -> list[int]:
@@ -96,7 +96,7 @@ class PrefixCache:
         return hit
 
     def _in_pool(self, hashes: Sequence[bytes], most: int) -> int:
-        """As :meth:`longest`, by the pool alone."""
+        """The result of :meth:`longest` by the pool alone."""
         find = self._pool.find
         return longest_hit(
             self.needs,
