@@ -19,6 +19,7 @@ STATE = StateKV(2, 16)
 KEPT: dict[str, list[tuple[TokenKV | StateKV, ...]]] = {
     "full": [(FULL,), (FULL,)],
     "window": [(TokenKV(2, 2, 3, 3),), (TokenKV(2, 2, 3, 3),)],
+    "wide window": [(TokenKV(2, 2, 3, 120),)],
     "window and full": [(TokenKV(2, 2, 3, 4),), (FULL,), (TokenKV(2, 2, 3, 4),)],
     "chunked and full": [(TokenKV(2, 2, 3, ChunkedWindow(6)),), (FULL,)],
     "latent": [(LATENT,), (LATENT,)],

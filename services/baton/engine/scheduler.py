@@ -159,7 +159,8 @@ class Scheduler:
         self.pool = pool
         self.tier = tier
         self.layout = layout or KVLayout.of_one(pool.block_size)
-        chunk = limits.prefill_chunk if limits.chunked_prefill else limits.max_model_len
+        # Windows move on as long as there is a page for a block: longer chunks take what there is.
+        chunk = pool.block_size if limits.chunked_prefill else limits.max_model_len
         self.counts = PageCounts(self.layout, chunk)
         self.cache = PrefixCache(self.layout, pool, tier, self.counts)
         self.states = SequenceStates(pool, self.layout.state_pages, len(self.layout.groups) - 1)
@@ -762,8 +763,10 @@ class Scheduler:
         growth = 0 if seq.hold_after_prefill else self._tables
         if self.states.pages and seq.keeps_state and not seq.next_state:
             growth += self.states.pages
-        total = self.counts.of(seq.num_tokens + seq.num_pending)
-        return max(0, total - self._held_pages(seq)) + growth
+        total = seq.num_tokens + seq.num_pending
+        if seq.num_uncomputed <= 1:  # windows move on from here
+            return growth + self._tables * (self._blocks_for(total) - len(seq.block_ids))
+        return growth + max(0, self.counts.of(total) - self._held_pages(seq))
 
     def _held_pages(self, seq: Sequence) -> int:
         held = len(seq.block_ids) * self._tables + (self.states.pages if seq.state_pages else 0)

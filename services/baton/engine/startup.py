@@ -151,7 +151,7 @@ def _build(
             num_blocks = checked_blocks(budget, sum(block_bytes), scratch)
         whole = _new_pools(loaded, ranks, num_blocks, num_host_blocks, scratch)
         runner = runner_of(whole[:num_blocks])
-    counts = PageCounts(loaded.layout, config.sizes.prefill_chunk)
+    counts = PageCounts(loaded.layout, config.sizes.block_size)
     room = counts.most_tokens(num_blocks, most)
     if not room:
         raise ValueError(

@@ -7,8 +7,8 @@ from baton_kernels.window import ChunkedWindow
 
 
 class PageCounts:
-    """The pages of sequences in pools of one layout, whose prompts are computed ``chunk`` tokens at a time at
-    most."""
+    """The pages of sequences in pools of one layout, whose prompts can be computed ``chunk`` tokens at a
+    time."""
 
     def __init__(self, layout: KVLayout, chunk: int) -> None:
         self.layout = layout
