@@ -91,7 +91,12 @@ def _served(config: WorkerConfig, engine: Engine, revision: str, tokenizer: str,
         engine,
         revision,
         tokenizer,
-        KVForm(LAYOUT, str(kv.dtype).removeprefix("torch."), kv.element_size(), kv.shape[-1]),
+        KVForm(
+            LAYOUT,
+            str(kv.dtype).removeprefix("torch."),
+            kv.element_size(),
+            tuple(group.kv for group in memory.layout.groups),
+        ),
         lambda on_crash: make_ends(
             memory,
             runner.ranks,
