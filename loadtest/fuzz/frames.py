@@ -85,9 +85,15 @@ def link_open(address: str) -> handoff_pb2.LinkOpen:
             revision=told.revision,
             kv_dtype="float32",
             layout=LAYOUT,
-            num_kv_heads=config.get("num_key_value_heads", heads),
-            num_layers=config["num_hidden_layers"],
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            groups=[
+                handoff_pb2.KVGroupSpec(
+                    kind="full",
+                    heads=config.get("num_key_value_heads", heads),
+                    layers=config["num_hidden_layers"],
+                    vectors=2,
+                    dim=config.get("head_dim") or config["hidden_size"] // heads,
+                )
+            ],
             block_size=told.block_size,
         ),
     )

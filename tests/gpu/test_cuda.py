@@ -143,7 +143,7 @@ def test_pages_cross_host_memory_unchanged() -> None:
     source = torch.randn(16, 2, 3, 2, 16, 64, device="cuda").bfloat16()
     target = torch.zeros_like(source)
     taken, given = PoolMemory(source).part(16), PoolMemory(target).part(16)
-    piece = memoryview(bytearray(3 * taken.block_bytes))
+    piece = memoryview(bytearray(3 * taken.form_of([0]).nbytes))
     assert taken.in_place([5, 6, 1]) == []
     taken.gather([5, 6, 1], piece)
     given.scatter([3, 4, 9], piece)

@@ -30,7 +30,6 @@ class FakePart:
     """
 
     def __init__(self, on_lost: Callable[[], None], *, distant: bool) -> None:
-        self.block_bytes = 1
         self.open: dict[int, asyncio.Future[None]] = {}
         """Transfers that may still move bytes."""
         self.matched: set[int] = set()
@@ -41,6 +40,9 @@ class FakePart:
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_lost = on_lost
         self.distant = distant
+
+    def size_of(self, blocks: Sequence[int]) -> int:
+        return len(blocks)
 
     def post_receive(self, tag: int, blocks: Sequence[int]) -> Awaitable[None]:
         return self.send(tag, blocks)

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.handoff_explorer import Instance, explore
+from tests.support.handoff_explorer import FULL as FULL_GROUP
+from tests.support.handoff_explorer import STATE, WINDOW, Instance, explore
 from tests.support.handoff_mutants import (
     BelieveAnyDrained,
     BindWhileFencing,
@@ -24,9 +25,12 @@ from tests.support.handoff_mutants import (
     ForgetOldAttempts,
     FreeOnAbort,
     FreeOnTimeout,
+    LeaveStatesUnpinned,
+    LeaveWindowsUnpinned,
     NeverFence,
     NeverRepeatAtDecode,
     NeverRepeatAtPrefill,
+    OneGroupsHit,
     ReconnectWithoutFence,
     UnpinAtStop,
 )
@@ -37,6 +41,13 @@ TWO = replace(ONE, requests=(1, 1))
 RETRIED = replace(ONE, attempts=2)
 RANKS = replace(TWO, prefills=2)
 """Two links into one page of decode's: the second request waits for credit."""
+GROUPED = replace(
+    ONE, requests=(2,), groups=(FULL_GROUP, WINDOW, STATE), prefill_pages=5, decode_pages=4, segment_blocks=2
+)
+"""Two blocks in a full group, a window that sees the second alone, and a state."""
+SHORT = replace(GROUPED, requests=(1,), prefill_pages=3, decode_pages=3)
+WINDOWED = replace(SHORT, groups=(FULL_GROUP, WINDOW), prefill_pages=2, decode_pages=2)
+STATEFUL = replace(SHORT, groups=(FULL_GROUP, STATE), prefill_pages=2, decode_pages=2)
 
 SMALL = {
     "one request, a cancel, a crash, a lost message": replace(ONE, cancels=1, crashes=1, losses=1),
@@ -54,12 +65,21 @@ SMALL = {
     "two requests, a lost message": replace(TWO, losses=1),
     "two attempts, a lost message": replace(RETRIED, losses=1),
     "two ranks, a lost message": replace(RANKS, losses=1),
+    "three groups, a crash, a lost message": replace(GROUPED, crashes=1, losses=1),
+    "three groups, copied by decode, a crash": replace(GROUPED, one_sided=False, crashes=1),
+    "a full group and a window, a cancel": replace(WINDOWED, cancels=1),
+    "a full group and a state, a connection that breaks": replace(STATEFUL, cuts=1, fences_may_hang=True),
+    "three groups, one of them cached, a lost message": replace(SHORT, hit=True, losses=1),
 }
 LARGE = {
     "two requests, a cancel, a crash, a lost message": replace(TWO, cancels=1, crashes=1, losses=1),
     "two attempts, a cancel, a crash, a lost message": replace(RETRIED, cancels=1, crashes=1, losses=1),
     "two ranks, a cancel, a lost message": replace(RANKS, cancels=1, losses=1),
     "two ranks, a crash, a lost message": replace(RANKS, crashes=1, losses=1),
+    "three groups, a cancel": replace(GROUPED, cancels=1),
+    "three groups, copied by decode, a cancel": replace(GROUPED, one_sided=False, cancels=1),
+    "three groups, one block, a cancel, a crash": replace(SHORT, cancels=1, crashes=1),
+    "three groups, two requests, a lost message": replace(SHORT, requests=(1, 1), losses=1),
 }
 FULL = os.environ.get("BATON_EXPLORE") == "full"
 
@@ -97,6 +117,10 @@ UNSAFE = [
     (replace(TWO, cancels=1, prefill_machine=UnpinAtStop), "is changed while"),
     (replace(ONE, cancels=1, cuts=1, prefill_machine=DrainedAfterFailure), "pinned for None"),
     (replace(ONE, cancels=1, prefill_machine=DrainedAtOnce), "pinned for None"),
+    (replace(WINDOWED, requests=(1, 1), cuts=1, prefill_machine=LeaveWindowsUnpinned), "is changed while"),
+    (replace(STATEFUL, requests=(1, 1), cuts=1, prefill_machine=LeaveStatesUnpinned), "is changed while"),
+    (replace(GROUPED, early_state=True), "is changed while"),
+    (replace(SHORT, hit=True, decode_machine=OneGroupsHit), "was committed with None"),
 ]
 LEAKING = [
     replace(ONE, crashes=1, decode_machine=NeverFence),
@@ -107,7 +131,8 @@ LEAKING = [
 
 def planted(instance: Instance) -> str:
     machines = (instance.decode_machine, instance.prefill_machine)
-    return next(m.__name__ for m in machines if m.__module__.startswith("tests."))
+    names = [m.__name__ for m in machines if m.__module__.startswith("tests.")]
+    return (names + ["EarlyState"] * instance.early_state)[0]
 
 
 @pytest.mark.parametrize(("instance", "complaint"), UNSAFE, ids=[planted(i) for i, _ in UNSAFE])

@@ -30,14 +30,25 @@ from tests.support.handoff_mutants import (
     ForgetOldAttempts,
     FreeOnAbort,
     FreeOnTimeout,
+    LeaveStatesUnpinned,
+    LeaveWindowsUnpinned,
     NeverFence,
     NeverRepeatAtPrefill,
     NoAttemptCheck,
     NoSequenceCheck,
+    OneGroupsHit,
     ReconnectWithoutFence,
     UnpinAtStop,
 )
-from tests.support.handoff_world import ViolationError, World, WorldConfig, run_randomly
+from tests.support.handoff_world import (
+    FULL,
+    STATE,
+    WINDOW,
+    ViolationError,
+    World,
+    WorldConfig,
+    run_randomly,
+)
 
 STEPS = int(os.environ.get("BATON_PROPERTY_STEPS", "12000"))
 STEPS_PER_WORLD = 300
@@ -45,7 +56,8 @@ DEEP_S = 300 + STEPS / 50
 """Seconds that the deep runs may take on a busy machine."""
 MUTANT_RUNS = 400
 
-CONFIGS = [
+GROUPS = (FULL, WINDOW, STATE)
+PLAIN = [
     WorldConfig(
         prefills=1 + n % 2,
         decodes=1 + n // 2 % 2,
@@ -59,6 +71,11 @@ CONFIGS = [
     )
     for n in range(16)
 ]
+GROUPED = [
+    replace(config, groups=GROUPS, prefill_blocks=20, decode_blocks=2 * config.decode_blocks)
+    for config in PLAIN
+]
+CONFIGS = [config for pair in zip(PLAIN, GROUPED, strict=True) for config in pair]
 
 
 @pytest.mark.timeout(DEEP_S)
@@ -136,6 +153,9 @@ ONE_SIDED = replace(TWO_SIDED, one_sided=True)
 ROOMY = WorldConfig(requests=2, one_sided=True, prefill_blocks=20, decode_blocks=20)
 """Several attempts of a request get far at once."""
 
+SEVERAL = WorldConfig(requests=4, groups=GROUPS, prefill_blocks=16, decode_blocks=16)
+"""A full group, a window and a state."""
+
 MUTANTS: list[tuple[WorldConfig, str]] = [
     (replace(TWO_SIDED, decode_machine=FreeOnAbort), "touch"),
     (replace(TWO_SIDED, decode_machine=FreeOnTimeout), "touch"),
@@ -157,13 +177,20 @@ MUTANTS: list[tuple[WorldConfig, str]] = [
     (replace(ONE_SIDED, decode_machine=NeverFence), r"D\d+ holds \d+ of \d+ blocks"),
     (replace(ONE_SIDED, prefill_machine=DrainedAfterFailure), "touch"),
     (replace(ONE_SIDED, prefill_machine=DrainedAtOnce), "touch"),
+    (replace(SEVERAL, prefill_machine=LeaveWindowsUnpinned), "touch"),
+    (replace(SEVERAL, prefill_machine=LeaveStatesUnpinned), "touch"),
+    (replace(SEVERAL, early_state=True), "changes block .* while a transfer may touch it"),
+    (replace(SEVERAL, decode_machine=OneGroupsHit), "was committed with .* of group [12]"),
+    (replace(SEVERAL, hits_of_one_group=True), r"goes on with .* (of group 1|as the state behind)"),
 ]
 
 
 def planted(config: WorldConfig) -> str:
     shipped = (DecodeHandoffs, PrefillHandoffs, LedgerEntry)
     parts = (config.decode_machine, config.prefill_machine, config.entry)
-    return next(part.__name__ for part in parts if part not in shipped)
+    names = [part.__name__ for part in parts if part not in shipped]
+    names += ["EarlyState"] * config.early_state + ["HitsOfOneGroup"] * config.hits_of_one_group
+    return names[0]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ faults and no new work (states from which they cannot are *stuck*).
 A machine is a pure function of its state and what it is told, so each answer is computed once, by the real
 code, and remembered: see ``Side``. The exploration itself then walks over small numbers.
 
-What it leaves out, the simulated world of ``handoff_world`` has: prefix caches, preemption, messages that
-come late a second time, more than two of anything.
+KV may lie in several groups, a window and a state among them: a block is one token then, a page of the window
+is given back when the next token no longer sees it, and every computed block changes the state in place.
+
+What it leaves out, the simulated world of ``handoff_world`` has: prefix caches that change, preemption,
+messages that come late a second time, more than two of most things.
 """
 
 from __future__ import annotations
@@ -27,10 +30,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest import mock
 
+from baton.engine.kv.arriving import Arriving, ArrivingGroup, needed_blocks
 from baton.handoff import decode as decode_module
 from baton.handoff import prefill as prefill_module
-from baton.handoff.decode import Binding, DecodeHandoffs
+from baton.handoff.blocks import Binding, GroupBlocks
 from baton.handoff.decode import DecodeHandoff as DecodeHandoff
+from baton.handoff.decode import DecodeHandoffs
 from baton.handoff.decode import DecodeHandoffState as DecodeState
 from baton.handoff.messages import (
     Action,
@@ -51,12 +56,18 @@ from baton.handoff.messages import (
     ToPrefill,
 )
 from baton.handoff.prefill import Computed, PrefillHandoffs
+from baton.roles.group_blocks import arriving_binding, finished_blocks, wanted_blocks
+from baton.transport.block_names import place_of
+from baton_kernels.kv_layout import KVGroup, StateKV, TokenKV
 from tests.support.handoff_world import ViolationError, require
 
 TICK_S = 1.0
 """Long enough for every repetition to be due; two of them make a fence."""
 OLDEST_S = 3.0
 """Beyond this, ages make no difference."""
+FULL = KVGroup(TokenKV(1, 2, 1), (0,), range(1), 1)
+WINDOW = KVGroup(TokenKV(1, 2, 1, window=2), (1,), range(1, 2), 1)
+STATE = KVGroup(StateKV(1, 1), (2,), range(2, 3), 1)
 POSTED, SENDING, READ, LANDED = range(4)
 CLOSED, FENCING, UP = range(3)
 
@@ -70,6 +81,11 @@ class Instance:
     attempts: int = 1
     prefills: int = 1
     """Request i goes to prefill i modulo this."""
+    groups: tuple[KVGroup, ...] = (FULL,)
+    hit: bool = False
+    """Decode's prefix cache has block 0 of the first group of every request, in a page of its own."""
+    early_state: bool = False
+    """A planted fault: prefill takes a state for finished that it still changes."""
     prefill_pages: int = 1
     decode_pages: int = 1
     max_queued: int = 4
@@ -133,37 +149,59 @@ class Pages:
             self.pins[page] -= 1
 
 
+Content = tuple[Name, int, int]
+"""What a page holds: of which attempt, which block (of a state: after how
+many) and which group."""
+
+
 class Room:
-    """``baton.handoff.decode.Room`` without a prefix cache."""
+    """``baton.handoff.decode.DecodeMemory`` without a prefix cache that changes."""
 
     def __init__(self, instance: Instance) -> None:
+        self.groups = instance.groups
+        self.cached = instance.decode_pages if instance.hit else None
+        """The page that the cache has, behind all others; it is never given away."""
         self.blocks = {f"r{i}": n for i, n in enumerate(instance.requests)}
         self.pages = Pages(instance.decode_pages)
         self.reserved: dict[Name, int] = {}
         self.owners: dict[int, Name] = {}
 
-    def fits(self, num_blocks: int) -> bool:
-        return num_blocks <= len(self.pages.refs)
+    def _need(self, num_tokens: int) -> int:
+        pages = sum(len(needed_blocks(g, num_tokens, 1)) * len(g.tables) for g in self.groups)
+        return pages - (self.cached is not None)
 
-    def reserve(self, name: Name, num_blocks: int) -> bool:
-        if num_blocks > len(self.pages.free()) - sum(self.reserved.values()):
+    def fits(self, num_tokens: int) -> bool:
+        return self._need(num_tokens) <= len(self.pages.refs)
+
+    def reserve(self, name: Name, num_tokens: int) -> bool:
+        need = self._need(num_tokens)
+        if need > len(self.pages.free()) - sum(self.reserved.values()):
             return False
         require(name not in self.reserved, f"room was promised to {name} twice")
-        self.reserved[name] = num_blocks
+        self.reserved[name] = need
         return True
 
     def unreserve(self, name: Name) -> None:
         require(name in self.reserved, f"a promise to {name} was taken back that was not made")
         del self.reserved[name]
 
-    def bind(self, name: Name) -> Binding | None:
+    def bind(self, name: Name, blocks_per_page: int) -> Binding | None:
         pages = self.pages.allocate(self.reserved[name])
         if pages is None:
             return None
-        self.pages.pin(pages)
+        num_tokens, supply = self.blocks[name.request_id], iter(pages)
+        bound: list[ArrivingGroup] = []
+        for number, group in enumerate(self.groups):
+            needed = needed_blocks(group, num_tokens, 1)
+            hit = [self.cached] if self.cached is not None and not number else []
+            fresh = [next(supply) for _ in range(len(needed) * len(group.tables) - len(hit))]
+            missing = range(needed.start + len(hit), needed.stop)
+            bound.append(ArrivingGroup(group, needed.start, (*hit, *fresh), (missing,) if missing else ()))
+        binding = arriving_binding(Arriving(tuple(bound)), num_tokens, 1, blocks_per_page)
+        self.pages.pin(binding.pinned)
         self.unreserve(name)
-        self.owners.update(dict.fromkeys(pages, name))
-        return Binding(pages, 0)
+        self.owners.update(dict.fromkeys(binding.pinned, name))
+        return binding
 
     def unpin(self, pages: tuple[int, ...]) -> None:
         self.pages.unpin(pages)
@@ -171,7 +209,7 @@ class Room:
             del self.owners[page]
 
     def free(self, name: Name, pages: tuple[int, ...]) -> None:
-        self.pages.release(pages)
+        self.pages.release(tuple(page for page in pages if page != self.cached))
 
     def manifest(self, name: Name) -> tuple[int, bytes, int]:
         return self.blocks[name.request_id], name.request_id.encode(), 1
@@ -193,14 +231,14 @@ class DecodeProcess:
         if what == "open_link":
             return [self.machine.open_link(*arguments)]
         if what == "finish":
-            self.room.pages.release(self.running.pop(arguments[0]))
+            self.room.free(arguments[0], self.running.pop(arguments[0]))
             return self._inside(self.machine.pump(0.0))
         if what == "cancel":
             self.ended.add(arguments[0])
             actions = self._inside(self.machine.cancel(arguments[0], 0.0))
             pages = self.running.pop(arguments[0], None)
             if pages is not None:
-                self.room.pages.release(pages)
+                self.room.free(arguments[0], pages)
                 actions += self._inside(self.machine.pump(0.0))
             return actions
         now = TICK_S if what == "tick" else 0.0
@@ -210,7 +248,7 @@ class DecodeProcess:
         outside: list[Action | LinkId | None] = []
         for action in actions:
             match action:
-                case Commit(name=name, pages=pages):
+                case Commit(name=name, binding=Binding(pages=pages)):
                     require(name not in self.ended, f"{name} was committed after it had been given up")
                     self.running[name] = pages
                     outside.append(action)
@@ -264,8 +302,14 @@ class Job:
     blocks: int
     asked: bool = False
     running: bool = False
-    pages: tuple[int, ...] = ()
+    tables: list[list[int | None]] = field(default_factory=list)
+    """Of each token group; None where a page was given back."""
+    state: list[int] = field(default_factory=list)
     computed: int = 0
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        return (*(page for table in self.tables for page in table if page is not None), *self.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,16 +324,24 @@ class PrefillProcess:
 
     def __init__(self, instance: Instance, incarnation: str) -> None:
         self.incarnation = incarnation
+        self.groups, self.early_state = instance.groups, instance.early_state
         self.pages = Pages(instance.prefill_pages)
-        self.content: list[tuple[Name, int] | None] = [None] * instance.prefill_pages
+        self.content: list[Content | None] = [None] * instance.prefill_pages
         self.jobs: dict[Name, Job] = {}
         self.machine = instance.prefill_machine(self)
 
     # what the machine asks of its memory
 
-    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[GroupBlocks, ...]:
         job = self.jobs.get(name)
-        return job.pages[: job.computed] if job else ()
+        if job is None or not job.tables:
+            return ()
+        whole = job.computed == job.blocks or (self.early_state and job.computed > 0)
+        gone = [sum(page is None for page in table) for table in job.tables]
+        tables = [[page or 0 for page in table] for table in job.tables]
+        return finished_blocks(
+            self.groups, tables, job.state, gone, job.computed, blocks_per_page, whole=whole
+        )
 
     def pin(self, pages: tuple[int, ...]) -> None:
         self.pages.pin(pages)
@@ -311,7 +363,9 @@ class PrefillProcess:
         if what == "ask":
             name, link = arguments
             self.jobs[name].asked = True
-            return self._inside(self.machine.ask(name, link, self.jobs[name].blocks, 0.0))
+            blocks = self.jobs[name].blocks
+            wanted = wanted_blocks(self.groups, blocks, 1)
+            return self._inside(self.machine.ask(name, link, blocks, wanted, 0.0))
         now = TICK_S if what == "tick" else 0.0
         actions = self._inside(getattr(self.machine, what)(*arguments, now))
         if what == "cancel":
@@ -320,15 +374,44 @@ class PrefillProcess:
 
     def _compute(self, name: Name) -> list[Action | Wrote]:
         job = self.jobs[name]
-        if not job.pages:
-            job.pages = self.pages.allocate(job.blocks) or ()
-        page = job.pages[job.computed]
-        self.content[page] = (name, job.computed)
-        job.computed += 1
+        if not job.tables:
+            self._bind(job)
+        wrote = self._write(name, job)
         if job.computed < job.blocks:
-            return [Wrote(page), *self._inside(self.machine.progress(name))]
+            return [*wrote, *self._inside(self.machine.progress(name))]
         done = Computed(job.blocks, name.request_id.encode(), (First(7),), cached_tokens=0)
-        return [Wrote(page), *self._inside(self.machine.computed(name, done))]
+        return [*wrote, *self._inside(self.machine.computed(name, done))]
+
+    def _bind(self, job: Job) -> None:
+        pages = self.pages.allocate(pages_of_job(self.groups, job.blocks))
+        assert pages is not None
+        supply = iter(pages)
+        for group in self.groups:
+            if isinstance(group.kv, StateKV):
+                job.state = [next(supply) for _ in group.tables]
+            else:
+                job.tables.append([next(supply) for _ in range(job.blocks)])
+
+    def _write(self, name: Name, job: Job) -> list[Action | Wrote]:
+        """Compute a block of every group, and give back what the next token does not see."""
+        wrote: list[Action | Wrote] = []
+        tables = iter(job.tables)
+        for number, group in enumerate(self.groups):
+            if isinstance(group.kv, StateKV):
+                written, block = job.state, job.computed + 1
+            else:
+                table, block = next(tables), job.computed
+                page = table[block]
+                assert page is not None
+                written = [page]
+                for gone in range(needed_blocks(group, block + 1, 1).start):
+                    freed, table[gone] = table[gone], None
+                    self.pages.release(() if freed is None else (freed,))
+            for page in written:
+                self.content[page] = (name, block, number)
+                wrote.append(Wrote(page))
+        job.computed += 1
+        return wrote
 
     def _inside(self, actions: list[Action]) -> list[Action | Wrote]:
         outside: list[Action | Wrote] = []
@@ -368,12 +451,19 @@ class PrefillProcess:
             to_compute=tuple(
                 name
                 for name, job in self.jobs.items()
-                if job.running and job.computed < job.blocks and (job.pages or job.blocks <= free)
+                if job.running
+                and job.computed < job.blocks
+                and (job.tables or pages_of_job(self.groups, job.blocks) <= free)
             ),
             content=tuple(self.content),
             known=frozenset(self.jobs) | frozenset(self.machine._handoffs),
             quiet=quiet,
         )
+
+
+def pages_of_job(groups: tuple[KVGroup, ...], blocks: int) -> int:
+    """The pages that a prompt of so many blocks has in all groups, before any is given back."""
+    return sum(len(g.tables) * (1 if isinstance(g.kv, StateKV) else blocks) for g in groups)
 
 
 class PrefillFacts(NamedTuple):
@@ -382,7 +472,7 @@ class PrefillFacts(NamedTuple):
     incarnation: str
     to_ask: tuple[Name, ...]
     to_compute: tuple[Name, ...]
-    content: tuple[tuple[Name, int] | None, ...]
+    content: tuple[Content | None, ...]
     known: frozenset[Name]
     quiet: bool
 
@@ -499,7 +589,7 @@ class Flight(NamedTuple):
     send_over: bool = False
     receive_over: bool = False
     cancel_asked: bool = False
-    cargo: tuple[tuple[Name, int] | None, ...] | None = None
+    cargo: tuple[Content | None, ...] | None = None
     """What was read, where that is before it lands."""
 
 
@@ -508,7 +598,7 @@ class State(NamedTuple):
     prefills: tuple[int, ...]
     wires: tuple[Wire, ...]
     flights: tuple[Flight, ...]
-    content: tuple[tuple[Name, int] | None, ...]
+    content: tuple[Content | None, ...]
     """Of decode's pages that are pinned."""
     submitted: tuple[int, ...]
     committed: frozenset[tuple[str, Name]]
@@ -597,23 +687,24 @@ class Draft:
 
     def _post_receive(self, action: PostReceive) -> None:
         require(self.wires[action.link].at_decode == UP, f"{action} is posted on a link that is being fenced")
-        name = self.facts.owners[action.blocks[0]]
+        target = tuple(map(place_of, action.blocks))
+        name = self.facts.owners[target[0]]
         for other in self.flights.values():
             may_write = self.may_land(other) if self.explorer.instance.one_sided else not other.receive_over
             require(
-                not (may_write and set(other.target) & set(action.blocks)),
-                f"pages {action.blocks} are granted while {other.name} may still write to them",
+                not (may_write and set(other.target) & set(target)),
+                f"pages {target} are granted while {other.name} may still write to them",
             )
         require(name is not None, f"{action} goes to pages pinned for nobody")
         assert name is not None
-        self.flights[action.link, action.tag] = Flight(action.link, action.tag, name, action.blocks)
+        self.flights[action.link, action.tag] = Flight(action.link, action.tag, name, target)
 
     def _start_send(self, key: tuple[LinkId, int], pages: tuple[int, ...]) -> None:
         flight = self.flights.get(key)
         require(flight is not None, f"a send {key} has no receive")
         assert flight is not None
         require(flight.source is None, f"{key} is sent twice")
-        self.flights[key] = flight._replace(source=pages, phase=SENDING)
+        self.flights[key] = flight._replace(source=tuple(map(place_of, pages)), phase=SENDING)
 
     def may_land(self, flight: Flight) -> bool:
         """Whether the transport may yet write into decode's pages."""
@@ -633,7 +724,7 @@ class Draft:
             self.content[page] = content
         self.flights[flight.link, flight.tag] = flight._replace(phase=LANDED, cargo=None)
 
-    def read(self, flight: Flight) -> tuple[tuple[Name, int] | None, ...]:
+    def read(self, flight: Flight) -> tuple[Content | None, ...]:
         for number in self.prefills:
             facts = self.explorer.prefill.facts[number]
             if facts.incarnation == flight.link.prefill:
@@ -646,11 +737,16 @@ class Draft:
         here = self.facts.incarnation
         newer = [n for at, n in self.committed if at == here and n.request_id == name.request_id and n > name]
         require(not newer, f"{name} was committed after {newer}")
-        for block, page in enumerate(commit.pages):
-            right = self.content[page] == (name, block)
-            require(right, f"{name} was committed with {self.content[page]} as its block {block}")
+        cached, blocks = self.explorer.cached, self.explorer.blocks[name.request_id]
+        for number, bound in enumerate(commit.binding.groups):
+            is_state = isinstance(self.explorer.instance.groups[number].kv, StateKV)
+            for block in range(bound.first, bound.end):
+                for page in map(place_of, bound.names_of(block, block + 1)):
+                    held = (name, 0, 0) if page == cached else self.content[page]
+                    right = held == (name, blocks if is_state else block, number)
+                    require(right, f"{name} was committed with {held} as its block {block} of group {number}")
         for flight in self.flights.values():
-            writes = self.may_land(flight) and set(flight.target) & set(commit.pages)
+            writes = self.may_land(flight) and set(flight.target) & set(commit.binding.pages)
             require(not writes, f"{name} was committed while {flight.name} may write to its pages")
         self.committed |= {(here, name)}
 
@@ -713,6 +809,8 @@ class Explorer:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
+        self.blocks = {f"r{i}": n for i, n in enumerate(instance.requests)}
+        self.cached = instance.decode_pages if instance.hit else None
         self._alike = len(set(instance.requests)) == 1
         """Requests can be exchanged for each other: it is enough if the first one comes first."""
         self.decode = Side(instance)

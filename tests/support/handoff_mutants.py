@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from baton.core.attempt_failure import AttemptFailure
 from baton.handoff import decode as decode_module
+from baton.handoff.blocks import Binding
 from baton.handoff.decode import DecodeHandoff as DecodeHandoff
 from baton.handoff.decode import DecodeHandoffs, DecodeHandoffState
 from baton.handoff.messages import (
@@ -34,6 +35,7 @@ from baton.handoff.prefill import PrefillHandoffs
 from baton.handoff.prefill import PrefillHandoffState as PrefillState
 from baton.router.dispatch.ledger import LedgerEntry
 from baton.router.dispatch.types import RingError, TokenChunk
+from baton.transport.block_names import group_of
 from baton.v1 import worker_pb2
 
 
@@ -152,6 +154,39 @@ class UnpinAtStop(PrefillHandoffs):
             self._source.unpin(pages)
             handoff.sending[tag] = ()
         return super()._stop(handoff, reason, now)
+
+
+class LeaveWindowsUnpinned(PrefillHandoffs):
+    """No later token sees a window's page, so it is free: another request's KV goes out in its place."""
+
+    def _pages_to_pin(self, handoff: PrefillHandoff, blocks: tuple[int, ...]) -> tuple[int, ...]:
+        return () if group_of(blocks[0]) == 1 else super()._pages_to_pin(handoff, blocks)
+
+
+class LeaveStatesUnpinned(PrefillHandoffs):
+    """A state is small and soon sent: the next request's is written over it."""
+
+    def _pages_to_pin(self, handoff: PrefillHandoff, blocks: tuple[int, ...]) -> tuple[int, ...]:
+        last = len(handoff.wanted) - 1
+        return () if group_of(blocks[0]) == last else super()._pages_to_pin(handoff, blocks)
+
+
+class OneGroupsHit(DecodeHandoffs):
+    """Takes what the cache has of the first group for what it has of all."""
+
+    def _segments(self, binding: Binding) -> tuple[Segment, ...]:
+        first = binding.missing[0]
+        begin = first[0].start if first else None
+        missing = tuple(
+            tuple(run for each in runs if begin is not None and (run := _behind(each, begin)))
+            for runs in binding.missing
+        )
+        return super()._segments(replace(binding, missing=missing))
+
+
+def _behind(run: range, begin: int) -> range:
+    """What is left of a run of blocks from ``begin`` on; a state is left whole."""
+    return run if run == range(1) else range(max(run.start, begin), run.stop)
 
 
 class DrainedAfterFailure(PrefillHandoffs):

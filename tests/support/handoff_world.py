@@ -3,7 +3,9 @@
 The machines, the block pools, the router's ledger and the messages are those that ship. Simulated are what
 they rely on: engines that compute, preempt and free; a router that cancels in any order and starts a
 request again elsewhere; control streams that delay, repeat, lose and break; a transport that touches pages
-late; processes that die. A page carries its content, so a byte in the wrong place is seen. A token knows
+late; processes that die. A page carries its content, so a byte in the wrong place is seen. KV may lie in
+several groups: all blocks of the prompt, those of a window, which are given back when no later token sees
+them, and a state, which every computed block changes in place. A token knows
 which tokens it followed where it was sampled, so one in the wrong place of an answer is seen. Whatever must
 not happen raises ``ViolationError`` at once, in ``World``'s own words.
 
@@ -15,12 +17,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, TypeVar
 
+from baton.engine.kv.arriving import Arriving, ArrivingGroup, needed_blocks, runs_of
 from baton.engine.kv.block_pool import BlockPool
-from baton.handoff.decode import Binding, DecodeHandoffs, DecodeHandoffState
+from baton.handoff.blocks import Binding, GroupBlocks
+from baton.handoff.decode import DecodeHandoffs, DecodeHandoffState
 from baton.handoff.messages import (
     Action,
     CancelReceive,
@@ -34,6 +38,7 @@ from baton.handoff.messages import (
     Name,
     PostReceive,
     Retire,
+    Segment,
     Send,
     SendBlocks,
     Stop,
@@ -41,9 +46,12 @@ from baton.handoff.messages import (
     ToPrefill,
 )
 from baton.handoff.prefill import Computed, PrefillHandoffs
+from baton.roles.group_blocks import arriving_binding, finished_blocks, wanted_blocks, with_partial_blocks
 from baton.router.dispatch.ledger import LedgerEntry
 from baton.router.dispatch.types import TokenChunk
+from baton.transport.block_names import page_of, place_of
 from baton.v1 import inference_pb2, worker_pb2
+from baton_kernels.kv_layout import KVGroup, StateKV, TokenKV
 
 ATTEMPTS = 3
 REPLAYED = 6
@@ -51,6 +59,9 @@ REPLAYED = 6
 ANSWER = 4
 """Tokens that a request is answered with."""
 BLOCK_SIZE = 16
+FULL = KVGroup(TokenKV(1, 2, 1), (0,), range(1), 1)
+WINDOW = KVGroup(TokenKV(1, 2, 1, window=20), (1,), range(1, 2), 1)
+STATE = KVGroup(StateKV(1, 1), (2,), range(2, 4), 1)
 SMALL_TICK = 1
 """The number for ``tick`` that lets 0.25 s pass."""
 SETTLE_TICKS = 160
@@ -89,11 +100,13 @@ def require(condition: bool, text: str) -> None:
 
 
 class Content(NamedTuple):
-    """What a page holds: which block of which text, and which write put it there."""
+    """What a page holds: which block of which text and group, and which write put it there. Of a state:
+    after how many blocks, and of which texts."""
 
     text: str
     block: int
     write: int
+    group: int = 0
 
 
 class Picker:
@@ -139,6 +152,15 @@ class Prompt:
             return f"{self.request}{self.delivered}"
         return "common" if block < self.shared else self.request
 
+    def content(self, number: int, group: KVGroup, block: int) -> tuple[str, int, int]:
+        """What a block of a group must hold; of a state, after so many blocks."""
+        if isinstance(group.kv, TokenKV):
+            return self.text(block), block, number
+        return digest_of((self.text(i), i) for i in range(block)).decode(), block, number
+
+    def state_digest(self, num_blocks: int) -> bytes:
+        return digest_of((self.text(i), i) for i in range(num_blocks))
+
     def digests(self, blocks_per_page: int) -> list[bytes]:
         """Of the full pages: a cache may find no other."""
         full = self.num_tokens // (BLOCK_SIZE * blocks_per_page)
@@ -165,13 +187,37 @@ class Token(NamedTuple):
     history: tuple[int, ...]
 
 
-class Memory:
-    """A pool of pages, and their content by block, named as on a link: the larger pages of a ring hold
-    several blocks each. ``touched`` counts, per block, transfers that may still read or write."""
+@dataclass(slots=True)
+class Hit:
+    """A beginning of a prompt that a cache has: for each token group its pages, None where nothing is needed
+    any more, and the pages of the state behind it. The caller has a reference on each."""
 
-    def __init__(self, label: str, num_pages: int, blocks_per_page: int) -> None:
+    num_pages: int
+    tables: list[list[int | None]]
+    state: list[int]
+
+    @property
+    def held(self) -> list[int]:
+        return held_pages(self.tables, self.state)
+
+
+def held_pages(tables: Sequence[Sequence[int | None]], state: Sequence[int]) -> list[int]:
+    return [*(page for table in tables for page in table if page is not None), *state]
+
+
+class Memory:
+    """A pool of pages, and their content by block, placed as on a link: the larger pages of a ring hold
+    several blocks each. ``touched`` counts, per place, transfers that may still read or write."""
+
+    def __init__(
+        self, label: str, num_pages: int, blocks_per_page: int, groups: Sequence[KVGroup] = (FULL,)
+    ) -> None:
         self.label = label
         self.per_page = blocks_per_page
+        self.page_tokens = BLOCK_SIZE * blocks_per_page
+        self.groups = tuple(groups)
+        self.token_groups = [(n, g) for n, g in enumerate(groups) if isinstance(g.kv, TokenKV)]
+        self.state = next(((n, g) for n, g in enumerate(groups) if isinstance(g.kv, StateKV)), None)
         self.pool = BlockPool(num_pages, BLOCK_SIZE * blocks_per_page)
         self.content: list[Content | None] = [None] * (num_pages * blocks_per_page)
         self.touched: Counter[int] = Counter()
@@ -190,34 +236,89 @@ class Memory:
             require(not self.touches(page), f"{self.label} granted page {page}, which a transfer may touch")
         return pages
 
-    def match(self, prompt: Prompt, limit: int) -> list[int]:
-        """Cached pages of the prompt's beginning, of ``limit`` blocks at most."""
-        digests = prompt.digests(self.per_page)[: limit // self.per_page]
-        pages = self.pool.match_prefix(digests)
-        for page, digest in zip(pages, digests, strict=False):
+    def cached(self, number: int, digest: bytes) -> int | None:
+        """The page of a token group that the cache has under a digest, with its content checked."""
+        page = self.pool.find(digest + bytes([number]))
+        if page is not None:
             held = [self.content[block] for block in self.blocks([page])]
             require(None not in held, f"{self.label} found empty page {page} in its cache")
             found = digest_of((c.text, c.block) for c in held if c is not None)
             require(found == digest, f"{self.label} found {found!r} in its cache under {digest!r}")
+        return page
+
+    def cached_state(self, prompt: Prompt, num_blocks: int) -> list[int] | None:
+        """The pages of a snapshot of the state behind so many blocks."""
+        assert self.state is not None
+        number, group = self.state
+        keys = self._state_keys(prompt, num_blocks)
+        pages = [page for key in keys if (page := self.pool.find(key)) is not None]
+        if len(pages) < len(keys):
+            return None
+        for page in pages:
+            held = self.content[page * self.per_page]
+            right = held is not None and (held.text, held.block, held.group) == prompt.content(
+                number, group, num_blocks
+            )
+            require(right, f"{self.label} found {held} in its cache as a state behind {num_blocks} blocks")
         return pages
 
-    def compute(self, at: int, text: str, block: int) -> None:
+    def _state_keys(self, prompt: Prompt, num_blocks: int) -> list[bytes]:
+        assert self.state is not None
+        number, group = self.state
+        return [prompt.state_digest(num_blocks) + bytes([number, i]) for i in range(len(group.tables))]
+
+    def match(self, prompt: Prompt, limit: int, one_group: bool = False) -> Hit:
+        """The longest beginning of a prompt, of ``limit`` blocks at most, with which every group can go on.
+        ``one_group``: plant a fault, and ask the first one alone."""
+        digests = prompt.digests(self.per_page)[: limit // self.per_page]
+        for end in range(len(digests), 0, -1):
+            hit = self._match_to(prompt, digests, end, one_group)
+            if hit is not None:
+                self.pool.ref(hit.held)
+                return hit
+        return Hit(0, [[] for _ in self.token_groups], [])
+
+    def _match_to(self, prompt: Prompt, digests: list[bytes], end: int, one_group: bool) -> Hit | None:
+        tables: list[list[int | None]] = []
+        for number, group in self.token_groups:
+            first = needed_blocks(group, end * self.page_tokens, self.page_tokens).start
+            pages = [self.cached(number, digests[page]) for page in range(first, end)]
+            if None in pages and not (one_group and number):
+                return None
+            tables.append([*[None] * first, *pages])
+        state: list[int] | None = []
+        if self.state is not None:
+            state = self.cached_state(prompt, end * self.per_page)
+            if state is None and not one_group:
+                return None
+        return Hit(end, tables, state or [])
+
+    def compute(self, at: int, text: str, block: int, group: int = 0) -> None:
         """The engine of this worker writes a block's KV."""
         page = at // self.per_page
         require(not self.pool.allocatable(page), f"{self.label} computes into page {page}, held by nobody")
         require(not self.touched[at], f"{self.label} changes block {at} while a transfer may touch it")
-        self.put(at, text, block)
+        self.put(at, text, block, group)
 
-    def put(self, at: int, text: str, block: int) -> None:
+    def put(self, at: int, text: str, block: int, group: int = 0) -> None:
         self._writes += 1
-        self.content[at] = Content(text, block, self._writes)
+        self.content[at] = Content(text, block, self._writes, group)
 
     def checksum(self, blocks: Iterable[int]) -> int:
-        return hash(tuple(self.content[block] for block in blocks))
+        return hash(tuple(self.content[place_of(block)] for block in blocks))
 
-    def index(self, pages: Sequence[int], prompt: Prompt) -> None:
-        for page, digest in zip(pages, prompt.digests(self.per_page), strict=False):
-            self.pool.commit(page, digest)
+    def index(self, number: int, first: int, pages: Sequence[int | None], prompt: Prompt) -> None:
+        """Enter those of a token group's pages, from the prompt's page ``first`` on, that are full."""
+        for page, digest in zip(pages, prompt.digests(self.per_page)[first:], strict=False):
+            if page is not None:
+                self.pool.commit(page, digest + bytes([number]))
+
+    def index_state(self, pages: Sequence[int], prompt: Prompt) -> None:
+        """Enter the state behind a whole prompt, if that fills its pages."""
+        if self.state is not None and prompt.num_tokens % self.page_tokens == 0:
+            keys = self._state_keys(prompt, prompt.num_blocks)
+            for page, key in zip(pages, keys, strict=True):
+                self.pool.commit(page, key)
 
 
 @dataclass(slots=True)
@@ -254,23 +355,41 @@ class _Sequence:
     asked: bool = False
     running: bool = False
     held: bool = False
-    pages: list[int] = field(default_factory=list)
+    tables: list[list[int | None]] = field(default_factory=list)
+    """Of each token group; None where a page was given back."""
+    state: list[int] = field(default_factory=list)
     computed: int = 0
     published: int = 0
     """How much of it the service has heard of."""
+
+    @property
+    def pages(self) -> list[int]:
+        return held_pages(self.tables, self.state)
 
 
 class _Source:
     """``SourcePages`` of a simulated prefill worker."""
 
-    def __init__(self, memory: Memory, sequences: dict[Name, _Sequence]) -> None:
+    def __init__(self, memory: Memory, sequences: dict[Name, _Sequence], early_state: bool) -> None:
         self._memory = memory
         self._sequences = sequences
+        self._early_state = early_state
 
-    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[GroupBlocks, ...]:
         require(blocks_per_page == self._memory.per_page, f"{name} is asked for in other blocks")
         sequence = self._sequences.get(name)
-        return tuple(self._memory.blocks(sequence.pages)[: sequence.computed]) if sequence else ()
+        if sequence is None or not sequence.tables:
+            return ()
+        gone = [next((i for i, p in enumerate(t) if p is not None), len(t)) for t in sequence.tables]
+        return finished_blocks(
+            self._memory.groups,
+            [[0 if page is None else page for page in table] for table in sequence.tables],
+            sequence.state,
+            gone,
+            sequence.computed,
+            blocks_per_page,
+            whole=sequence.held or self._early_state,
+        )
 
     def pin(self, pages: tuple[int, ...]) -> None:
         self._memory.pool.pin(pages)
@@ -286,33 +405,76 @@ class _Room:
         self.memory = memory
         self.reserved: dict[Name, int] = {}
         self.pinned_for: dict[int, Name] = {}
+        self.arriving: dict[Name, Arriving] = {}
+        """The pages of what was bound last."""
         self._prompt_of = prompt_of
 
-    def fits(self, num_blocks: int) -> bool:
-        return num_blocks <= self.memory.pool.num_blocks
+    def _need(self, num_tokens: int) -> int:
+        """Pages of all groups."""
+        size = self.memory.page_tokens
+        return sum(len(needed_blocks(g, num_tokens, size)) * len(g.tables) for g in self.memory.groups)
 
-    def reserve(self, name: Name, num_blocks: int) -> bool:
-        if num_blocks > self.memory.pool.num_allocatable - sum(self.reserved.values()):
+    def fits(self, num_tokens: int) -> bool:
+        return self._need(num_tokens) <= self.memory.pool.num_blocks
+
+    def reserve(self, name: Name, num_tokens: int) -> bool:
+        need = self._need(num_tokens)
+        if need > self.memory.pool.num_allocatable - sum(self.reserved.values()):
             return False
         require(name not in self.reserved, f"room was promised to {name} twice")
-        self.reserved[name] = num_blocks
+        self.reserved[name] = need
         return True
 
     def unreserve(self, name: Name) -> None:
         require(name in self.reserved, f"a promise to {name} was taken back that was not made")
         del self.reserved[name]
 
-    def bind(self, name: Name) -> Binding | None:
-        prompt = self._prompt_of(name)
-        cached = self.memory.match(prompt, prompt.num_blocks)
-        fresh = self.memory.allocate(self.reserved[name] - len(cached))
+    def bind(self, name: Name, blocks_per_page: int) -> Binding | None:
+        """What the cache has of a group is used, whatever it lacks of others."""
+        memory, prompt = self.memory, self._prompt_of(name)
+        require(blocks_per_page == memory.per_page, f"{name} is bound in other blocks")
+        cached = [self._cached(number, group, prompt) for number, group in enumerate(memory.groups)]
+        shared = [page for _, pages in cached for page in pages if page is not None]
+        memory.pool.ref(shared)
+        fresh = memory.allocate(self.reserved[name] - len(shared))
         if fresh is None:
-            self.memory.pool.free(cached)
+            memory.pool.free(shared)
             return None
-        self.memory.pool.pin(fresh)
+        supply = iter(fresh)
+        bound = [
+            self._bound(group, first, pages, supply)
+            for group, (first, pages) in zip(memory.groups, cached, strict=True)
+        ]
+        sizes = (prompt.num_tokens, memory.page_tokens, blocks_per_page)
+        arriving = with_partial_blocks(Arriving(tuple(bound)), *sizes)
+        binding = arriving_binding(arriving, *sizes)
+        memory.pool.pin(binding.pinned)
         self.unreserve(name)
-        self.pinned_for.update(dict.fromkeys(fresh, name))
-        return Binding((*cached, *fresh), len(cached))
+        self.arriving[name] = arriving
+        self.pinned_for.update(dict.fromkeys(binding.pinned, name))
+        return binding
+
+    def _cached(self, number: int, group: KVGroup, prompt: Prompt) -> tuple[int, list[int | None]]:
+        """The first block that is needed, and the cached pages from there on, None where there is none."""
+        memory = self.memory
+        if isinstance(group.kv, StateKV):
+            whole = prompt.num_tokens % memory.page_tokens == 0
+            pages = memory.cached_state(prompt, prompt.num_blocks) if whole else None
+            return 0, [*pages] if pages is not None else [None] * len(group.tables)
+        needed = needed_blocks(group, prompt.num_tokens, memory.page_tokens)
+        digests = prompt.digests(memory.per_page)
+        found = [memory.cached(number, digests[page]) if page < len(digests) else None for page in needed]
+        if not group.kv.window and None in found:  # a prefix
+            end = found.index(None)
+            found[end:] = [None] * (len(found) - end)
+        return needed.start, found
+
+    @staticmethod
+    def _bound(group: KVGroup, first: int, cached: list[int | None], supply: Iterator[int]) -> ArrivingGroup:
+        blocks = (first + i for i, page in enumerate(cached) if page is None)
+        missing = runs_of(sorted({0 if isinstance(group.kv, StateKV) else block for block in blocks}))
+        pages = tuple(next(supply) if page is None else page for page in cached)
+        return ArrivingGroup(group, first, pages, missing)
 
     def unpin(self, pages: tuple[int, ...]) -> None:
         for page in pages:
@@ -394,6 +556,11 @@ class WorldConfig:
     prefill_per_page: int = 1
     decode_per_page: int = 1
     """Blocks in a page of each side; one of the two is 1."""
+    groups: tuple[KVGroup, ...] = (FULL,)
+    early_state: bool = False
+    """A planted fault: prefill takes a state for finished that it still changes."""
+    hits_of_one_group: bool = False
+    """A planted fault: prefill begins behind what its cache has of the first group."""
     verify: bool = False
     """Checksums are compared, and blocks may change on the way."""
     ordered: bool = False
@@ -489,14 +656,16 @@ class World:
 
     def _start_prefill(self) -> Prefill:
         incarnation = self._incarnation("P")
-        memory = Memory(incarnation, self.config.prefill_blocks, self.config.prefill_per_page)
+        config = self.config
+        memory = Memory(incarnation, config.prefill_blocks, config.prefill_per_page, config.groups)
         sequences: dict[Name, _Sequence] = {}
-        machine = self.config.prefill_machine(_Source(memory, sequences))
+        machine = config.prefill_machine(_Source(memory, sequences, config.early_state))
         return Prefill(incarnation, memory, sequences, machine)
 
     def _start_decode(self) -> Decode:
         incarnation = self._incarnation("D")
-        memory = Memory(incarnation, self.config.decode_blocks, self.config.decode_per_page)
+        config = self.config
+        memory = Memory(incarnation, config.decode_blocks, config.decode_per_page, config.groups)
         room = _Room(memory, self.prompt_of)
         machine = self.config.decode_machine(
             incarnation, room, drained_is_proof=self.config.one_sided, max_queued=4
@@ -694,8 +863,9 @@ class World:
         prefill, name, link = pick.of(options)
         sequence = prefill.sequences[name]
         sequence.asked = True
-        actions = prefill.machine.ask(name, link, sequence.prompt.num_blocks, self.now)
-        self._at_prefill(prefill, actions)
+        num_tokens = sequence.prompt.num_tokens
+        wanted = wanted_blocks(self.config.groups, num_tokens, BLOCK_SIZE)
+        self._at_prefill(prefill, prefill.machine.ask(name, link, num_tokens, wanted, self.now))
         return True
 
     def _running(self) -> list[tuple[Prefill, Name]]:
@@ -709,22 +879,87 @@ class World:
         prefill, name = pick.of(options)
         sequence, memory = prefill.sequences[name], prefill.memory
         prompt = sequence.prompt
-        if not sequence.pages:
-            sequence.pages = memory.match(prompt, prompt.num_blocks - 1)
-            sequence.computed = len(sequence.pages) * memory.per_page
-        if sequence.computed == len(sequence.pages) * memory.per_page:
-            missing = -(-prompt.num_blocks // memory.per_page) - len(sequence.pages)
-            fresh = memory.allocate(min(missing, 1 + pick.below(3)))
+        if not sequence.pages and not self._begin(sequence, memory):
+            return self._preempt_for(prefill, name, pick)
+        bound = len(sequence.tables[0])
+        if sequence.computed == bound * memory.per_page:
+            missing = -(-prompt.num_blocks // memory.per_page) - bound
+            count = min(missing, 1 + pick.below(3))
+            fresh = memory.allocate(count * len(sequence.tables))
             if fresh is None:
                 return self._preempt_for(prefill, name, pick)
-            sequence.pages += fresh
+            for number, table in enumerate(sequence.tables):
+                table += fresh[number * count : (number + 1) * count]
             return True
-        block = sequence.computed
-        memory.compute(memory.blocks(sequence.pages)[block], prompt.text(block), block)
-        sequence.computed += 1
-        memory.index(sequence.pages[: sequence.computed // memory.per_page], prompt)
-        sequence.held = sequence.computed == prompt.num_blocks
+        self._compute_block(sequence, memory)
         return True
+
+    def _begin(self, sequence: _Sequence, memory: Memory) -> bool:
+        """Take what the cache has of a prompt. False: there is no room for its state."""
+        prompt = sequence.prompt
+        hit = memory.match(prompt, prompt.num_blocks - 1, self.config.hits_of_one_group)
+        if memory.state is not None:
+            number, group = memory.state
+            live = memory.allocate(len(group.tables))
+            if live is None:
+                memory.pool.free(hit.held)
+                return False
+            for page, snapshot in zip(live, hit.state, strict=False):
+                copied = memory.content[snapshot * memory.per_page]
+                assert copied is not None
+                memory.compute(page * memory.per_page, copied.text, copied.block, number)
+            memory.pool.free(hit.state)
+            sequence.state = live
+        sequence.tables, sequence.computed = hit.tables, hit.num_pages * memory.per_page
+        return True
+
+    def _compute_block(self, sequence: _Sequence, memory: Memory) -> None:
+        """Compute a block of every group, and give back what no later token sees."""
+        prompt, block, per_page = sequence.prompt, sequence.computed, memory.per_page
+        self._check_seen(sequence, memory)
+        for (number, group), table in zip(memory.token_groups, sequence.tables, strict=True):
+            page = table[block // per_page]
+            assert page is not None
+            text, at, _ = prompt.content(number, group, block)
+            memory.compute(page * per_page + block % per_page, text, at, number)
+        if memory.state is not None:
+            number, group = memory.state
+            for page in sequence.state:
+                text, at, _ = prompt.content(number, group, block + 1)
+                memory.compute(page * per_page, text, at, number)
+        sequence.computed += 1
+        sequence.held = sequence.computed == prompt.num_blocks
+        full = sequence.computed // per_page
+        for (number, group), table in zip(memory.token_groups, sequence.tables, strict=True):
+            memory.index(number, 0, table[:full], prompt)
+            num_tokens = min(sequence.computed * BLOCK_SIZE, prompt.num_tokens)
+            for gone in range(needed_blocks(group, num_tokens, memory.page_tokens).start):
+                page, table[gone] = table[gone], None
+                if page is not None:
+                    memory.pool.free([page])
+        if sequence.held:
+            memory.index_state(sequence.state, prompt)
+
+    @staticmethod
+    def _check_seen(sequence: _Sequence, memory: Memory) -> None:
+        """Require that every group has what a block's first token sees."""
+        prompt, block, per_page = sequence.prompt, sequence.computed, memory.per_page
+        for (number, group), table in zip(memory.token_groups, sequence.tables, strict=True):
+            for seen in needed_blocks(group, block * BLOCK_SIZE, BLOCK_SIZE):
+                page = table[seen // per_page]
+                held = None if page is None else memory.content[page * per_page + seen % per_page]
+                right = held is not None and (held.text, held.block, held.group) == prompt.content(
+                    number, group, seen
+                )
+                require(right, f"{memory.label} goes on with {held} as block {seen} of group {number}")
+        if memory.state is not None and block:
+            number, group = memory.state
+            for page in sequence.state:
+                held = memory.content[page * per_page]
+                right = held is not None and (held.text, held.block, held.group) == prompt.content(
+                    number, group, block
+                )
+                require(right, f"{memory.label} goes on with {held} as the state behind block {block}")
 
     def _preempt_for(self, prefill: Prefill, name: Name, pick: Picker) -> bool:
         """A sequence finds the pool full: a later arrival makes room, or it waits."""
@@ -748,7 +983,7 @@ class World:
     def _preempt(prefill: Prefill, name: Name) -> None:
         sequence = prefill.sequences[name]
         prefill.memory.pool.free(sequence.pages)
-        sequence.pages, sequence.computed = [], 0
+        sequence.tables, sequence.state, sequence.computed = [], [], 0
 
     def publish(self, pick: Picker) -> bool:
         """The service hears, late, that a step has computed something."""
@@ -832,20 +1067,34 @@ class World:
             n for n in decode.ended | set(decode.committed) if n.request_id == name.request_id and n > name
         ]
         require(not newer, f"{name} was committed after {newer}")
-        memory = decode.memory
-        pages = -(-prompt.num_blocks // memory.per_page)
-        require(len(commit.pages) == pages, f"{name} was committed with {len(commit.pages)} pages")
-        for block, at in zip(range(prompt.num_blocks), memory.blocks(commit.pages), strict=False):
-            held = memory.content[at]
-            right = held is not None and (held.text, held.block) == (prompt.text(block), block)
-            require(right, f"{name} was committed with {held} as its block {block}")
-            require(not memory.touched[at], f"{name} was committed while block {at} is written")
-        for page in commit.pages:
+        memory, binding, arriving = decode.memory, commit.binding, decode.room.arriving[name]
+        for number, group in enumerate(memory.groups):
+            self._check_committed(memory, commit, number, group, prompt)
+        for page in binding.pages:
             require(memory.pool.refs(page) > 0, f"{name} was committed with page {page}, not its own")
-        decode.committed[name] = commit.pages
-        memory.index(commit.pages, prompt)
+        decode.committed[name] = binding.pages
+        for number, bound in enumerate(arriving.groups):
+            if isinstance(bound.group.kv, StateKV):
+                memory.index_state(bound.pages, prompt)
+            else:
+                skip = int(bound.partial)
+                memory.index(number, bound.first + skip, bound.pages[skip:], prompt)
         answer = decode.answers[name] = (*prompt.delivered, commit.firsts[0].token)
         self._tell_router(decode.incarnation, [self._delta(name, answer)])
+
+    @staticmethod
+    def _check_committed(memory: Memory, commit: Commit, number: int, group: KVGroup, prompt: Prompt) -> None:
+        """Every block of a group that a token behind the prompt needs is there, and nothing writes to it."""
+        name, bound = commit.name, commit.binding.groups[number]
+        for block in needed_blocks(group, prompt.num_tokens, BLOCK_SIZE):
+            counted = block if isinstance(group.kv, TokenKV) else prompt.num_blocks
+            for at in map(place_of, bound.names_of(block, block + 1)):
+                held = memory.content[at]
+                right = held is not None and (held.text, held.block, held.group) == prompt.content(
+                    number, group, counted
+                )
+                require(right, f"{name} was committed with {held} as its block {block} of group {number}")
+                require(not memory.touched[at], f"{name} was committed while block {at} is written")
 
     def _at_decode(self, decode: Decode, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -964,9 +1213,20 @@ class World:
         ]
         if taken:
             wrong.append(replace(grant, segments=(replace(first, tag=pick.of(taken)), *grant.segments[1:])))
+        wrong += self._grants_of_others(grant)
         self._streams[link, way].queue.popleft()
         self._arrive(link, way, pick.of(wrong))
         return True
+
+    def _grants_of_others(self, grant: Grant) -> list[Grant]:
+        """Grants of blocks that prefill will never have: of a group too many, of a window's past."""
+        groups, num_tokens = self.config.groups, self.prompt_of(grant.name).num_tokens
+        if len(groups) == 1:
+            return []
+        starts = [wanted.start for wanted in wanted_blocks(groups, num_tokens, BLOCK_SIZE)]
+        past = [Segment(-1, 0, 1, number) for number, start in enumerate(starts) if start]
+        others = [Segment(-1, 0, 1, len(groups)), *past]
+        return [replace(grant, segments=(*grant.segments, other)) for other in others]
 
     def _arrive(self, link: LinkId, way: str, message: ToDecode | ToPrefill) -> None:
         if way == "to decode":
@@ -983,7 +1243,7 @@ class World:
     def _post_receive(self, decode: Decode, action: PostReceive) -> None:
         require(action.link in decode.links, f"{action} is posted on a link that is being fenced")
         per_page = decode.memory.per_page
-        names = {decode.room.pinned_for.get(block // per_page) for block in action.blocks}
+        names = {decode.room.pinned_for.get(page_of(block, per_page)) for block in action.blocks}
         require(len(names) == 1 and None not in names, f"{action} goes to pages of {names}")
         name = next(name for name in names if name is not None)
         transfer = Transfer(action.link, action.tag, name, action.blocks)
@@ -1000,7 +1260,7 @@ class World:
         require(len(transfer.target) == len(action.blocks), f"{action} has another size than its receive")
         transfer.source = action.blocks
         transfer.checksum = prefill.memory.checksum(action.blocks) if self.config.verify else None
-        prefill.memory.touched.update(action.blocks)
+        prefill.memory.touched.update(map(place_of, action.blocks))
         # The order on a link is that in which prefill sends.
         self._transfers[action.link, action.tag] = self._transfers.pop((action.link, action.tag))
         if self.config.one_sided:
@@ -1010,12 +1270,12 @@ class World:
         decode = self._decode_of(transfer.link)
         if decode is not None and not transfer.receive_over:
             transfer.touching = True
-            decode.memory.touched.update(transfer.target)
+            decode.memory.touched.update(map(place_of, transfer.target))
 
     def _untouch(self, transfer: Transfer) -> None:
         decode = self._decode_of(transfer.link)
         if decode is not None and transfer.touching:
-            decode.memory.touched.subtract(transfer.target)
+            decode.memory.touched.subtract(map(place_of, transfer.target))
         transfer.touching = False
 
     def _prefill_of(self, link: LinkId) -> Prefill | None:
@@ -1052,7 +1312,7 @@ class World:
         transfer = pick.of(options)
         prefill = self._prefill_of(transfer.link)
         assert transfer.source is not None and prefill is not None
-        transfer.read.append(prefill.memory.content[transfer.source[len(transfer.read)]])
+        transfer.read.append(prefill.memory.content[place_of(transfer.source[len(transfer.read)])])
         return True
 
     def end_send(self, pick: Picker) -> bool:
@@ -1082,7 +1342,7 @@ class World:
         prefill = self._prefill_of(transfer.link)
         assert prefill is not None and transfer.source is not None
         transfer.send_over = True
-        prefill.memory.touched.subtract(transfer.source)
+        prefill.memory.touched.subtract(map(place_of, transfer.source))
         checksum = transfer.checksum if ok else None
         self._at_prefill(prefill, prefill.machine.sent(transfer.link, transfer.tag, ok, self.now, checksum))
 
@@ -1108,7 +1368,7 @@ class World:
         transfer = pick.of(options)
         decode = self._decode_of(transfer.link)
         assert decode is not None
-        block, content = transfer.target[transfer.landed], transfer.read[transfer.landed]
+        block, content = place_of(transfer.target[transfer.landed]), transfer.read[transfer.landed]
         page = block // decode.memory.per_page
         owner = decode.room.pinned_for.get(page)
         require(

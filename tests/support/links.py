@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
-from baton.transport.base import DeviceView
+from baton.transport.base import BlockForm, DeviceView
 
 PAGE_BYTES = 4096
 WAIT_S = 60.0
@@ -19,7 +19,11 @@ class HostMemory:
     def __init__(self, num_pages: int, page_bytes: int = PAGE_BYTES, seed: int | None = None) -> None:
         self.block_bytes = page_bytes
         size = num_pages * page_bytes
+        self._form = BlockForm(1, page_bytes)
         self.bytes = bytearray(size if seed is None else random.Random(seed).randbytes(size))
+
+    def form_of(self, pages: Sequence[int]) -> BlockForm:
+        return self._form
 
     def in_place(self, pages: Sequence[int]) -> list[memoryview]:
         """Adjacent pages as one run, as the pool does."""

@@ -18,6 +18,7 @@ from baton.core.role import Role
 from baton.core.role_proto import role_to_proto
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine
+from baton.handoff import wire
 from baton.handoff.identity import PROTOCOL, compatibility_digest
 from baton.handoff.wiring import Wiring
 from baton.net.certificates import TlsFiles
@@ -40,7 +41,7 @@ from baton.telemetry.tasks import TaskMetrics
 from baton.transport.pool_memory import PoolMemory
 from baton.transport.ranks.endpoint import LocalEndpoint, RankAddress
 from baton.transport.ranks.endpoints import RankEndpoints
-from baton.transport.ranks.shard import KVShard
+from baton.transport.ranks.shard import whole_shard
 from baton.transport.tcp import TcpConnector
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.beats import BeatService
@@ -112,10 +113,10 @@ class LocalWorker:
         self._tells_terms = tells_terms
         self._stack = AsyncExitStack()
         pool = runner_of(self.engine).pool
-        _, heads, layers, _, _, _ = pool.shape
-        self._share = KVShard(range(heads), range(layers))
         host = self.engine.host
         memory = PoolMemory(pool) if host is None else PoolMemory(pool, host.settle)
+        self._layout = memory.layout
+        self._share = whole_shard(memory.layout.groups)
         connectors = {"tcp": TcpConnector(memory.staging(), self.crashed.set)}
         self._ends = RankEndpoints([LocalEndpoint(connectors, memory, self._share)])
         self.address = ""
@@ -206,8 +207,10 @@ class LocalWorker:
                 protocol=PROTOCOL,
                 block_size=4,
                 revision=self._revision,
-                num_kv_heads=len(self._share.heads),
-                num_layers=len(self._share.layers),
+                groups=[
+                    wire.spec_of(group.kv, part)
+                    for group, part in zip(self._layout.groups, self._share.groups, strict=True)
+                ],
             ),
             metrics=HandoffMetrics(self.registry, self.role),
             dialer=Dialer(self._tls),

@@ -46,7 +46,8 @@ class RankProcesses:
 
     def start(self, sock: socket.socket, pool: Path, shape: Sequence[int], share: KVShard) -> int:
         """Returns the process id. The socket is the process's from here on."""
-        heads, layers = share.heads, share.layers
+        [part] = share.groups
+        heads, layers = part.heads, part.layers
         ask = {
             "pool": str(pool),
             "shape": list(shape),
@@ -76,7 +77,7 @@ def rank_processes() -> Iterator[RankProcesses]:
 
 def _serve(sock: socket.socket, asked: dict[str, object]) -> None:
     pool = mapped(Path(str(asked["pool"])), asked["shape"])  # type: ignore[arg-type]
-    share = KVShard(range(*asked["heads"]), range(*asked["layers"]))  # type: ignore[misc]
+    share = KVShard.of_one(range(*asked["heads"]), range(*asked["layers"]))  # type: ignore[misc]
 
     def crash() -> None:
         os._exit(70)

@@ -31,7 +31,7 @@ def shares(tp: int, heads: int, layers: int, pp: int = 1) -> list[KVShard]:
     per_rank, replicas = max(1, heads // tp), max(1, tp // heads)
     stages = [range(layers * stage // pp, layers * (stage + 1) // pp) for stage in range(pp)]
     firsts = [rank // replicas * per_rank for rank in range(tp)]
-    return [KVShard(range(first, first + per_rank), stage) for stage in stages for first in firsts]
+    return [KVShard.of_one(range(first, first + per_rank), stage) for stage in stages for first in firsts]
 
 
 def random_kv(num_blocks: int, heads: int, layers: int, block_size: int, seed: int = 1) -> Tensor:
@@ -42,7 +42,8 @@ def random_kv(num_blocks: int, heads: int, layers: int, block_size: int, seed: i
 
 def cut(kv: Tensor, share: KVShard) -> Tensor:
     """What a rank holds of it."""
-    heads, layers = share.heads, share.layers
+    [part] = share.groups
+    heads, layers = part.heads, part.layers
     return kv[:, heads.start : heads.stop, layers.start : layers.stop]
 
 

@@ -34,6 +34,7 @@ from baton.transport.base import (
     ConnectorMissingError,
     ConnectorSettings,
     DeviceView,
+    GroupPart,
     Link,
     PageMemory,
     TransferError,
@@ -361,7 +362,15 @@ class TestParts:
         pairs = []
         for decode, target, heads in zip(receivers, targets, (range(2), range(2, 4)), strict=True):
             address = await decode.listen("127.0.0.1", 0)
-            pairs.append(await linked(prefill, decode, address, source.part(16, heads), target.part(16)))
+            pairs.append(
+                await linked(
+                    prefill,
+                    decode,
+                    address,
+                    source.part(16, [GroupPart(heads, range(3))]),
+                    target.part(16),
+                )
+            )
         await move(pairs, [[0, 1, 2, 3], [9, 8, 5, 6]])
         for block in (0, 1, 2, 3, 9, 8, 5, 6):
             halves = [target.pool[block] for target in targets]
@@ -374,7 +383,13 @@ class TestParts:
         decode, senders = make(kind), [make(kind) for _ in sources]
         address = await decode.listen("127.0.0.1", 0)
         pairs = [
-            await linked(prefill, decode, address, source.part(16), target.part(16, heads))
+            await linked(
+                prefill,
+                decode,
+                address,
+                source.part(16),
+                target.part(16, [GroupPart(heads, range(3))]),
+            )
             for prefill, source, heads in zip(senders, sources, (range(2), range(2, 4)), strict=True)
         ]
         await move(pairs, [[0, 1, 2, 3], [9, 8, 5, 6, 4, 7]])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.transport import device_copies
-from baton.transport.base import DeviceView
+from baton.transport.base import DeviceView, GroupPart
 from baton.transport.pool_memory import PoolMemory
 from baton.transport.staging import DEVICE_PIECE_BYTES, DEVICE_STAGING_BYTES
 from tests.support.fake_cuda.device import FakeCuda
@@ -60,7 +60,7 @@ class TestCopies:
         source, target = pool_of(cuda), pool_of(cuda, full=False)
         taken, given = PoolMemory(source), PoolMemory(target)
         step_ran = busy(cuda)
-        piece = taken.staging().sending.take(3 * taken.part(16).block_bytes, lambda: None)
+        piece = taken.staging().sending.take(3 * taken.part(16).form_of([0]).nbytes, lambda: None)
         assert piece is not None
         taken.part(16).gather([5, 6, 1], piece)
         given.part(16).scatter([3, 4, 9], piece)
@@ -73,8 +73,11 @@ class TestCopies:
     def test_between_block_sizes(self, cuda: FakeCuda, ours: int, theirs: int) -> None:
         source = pool_of(cuda, 64 // ours, block_size=ours)
         target = pool_of(cuda, 64 // theirs, block_size=theirs, full=False)
-        taken, given = (PoolMemory(pool).part(8, range(1, 2)) for pool in (source, target))
-        piece = memoryview(bytearray(8 * taken.block_bytes))
+        taken, given = (
+            PoolMemory(pool).part(8, [GroupPart(range(1, 2), range(pool.shape[2]))])
+            for pool in (source, target)
+        )
+        piece = memoryview(bytearray(8 * taken.form_of([0]).nbytes))
         taken.gather(range(8), piece)
         given.scatter(range(8), piece)
         here, there = (cuda.peek(pool).permute(1, 2, 3, 0, 4, 5).flatten(3, 4) for pool in (source, target))
@@ -87,7 +90,7 @@ class TestCopies:
         room = taken.device_staging()
         assert room is not None
         step_ran = busy(cuda)
-        size = 2 * taken.part(16).block_bytes
+        size = 2 * taken.part(16).form_of([0]).nbytes
         view = room.sending.take(size, lambda: None)
         assert isinstance(view, DeviceView)
         assert (view.device, view.nbytes) == (0, size)
@@ -104,7 +107,7 @@ class TestCopies:
         pool = pool_of(cuda, 512)
         part = PoolMemory(pool).part(16)
         calls = counted(monkeypatch, "index_select")
-        piece = memoryview(bytearray(512 * part.block_bytes))
+        piece = memoryview(bytearray(512 * part.form_of([0]).nbytes))
         part.gather(range(512), piece)
         assert len(calls) == 1
 
@@ -115,7 +118,7 @@ class TestCopies:
         source, target = pool_of(cuda), pool_of(cuda, full=False)
         taken, given = (PoolMemory(pool).part(16) for pool in (source, target))
         calls = counted(monkeypatch, "index_select")
-        piece = memoryview(bytearray(4 * taken.block_bytes))
+        piece = memoryview(bytearray(4 * taken.form_of([0]).nbytes))
         taken.gather([1, 2, 3, 9], piece)
         given.scatter([4, 5, 6, 7], piece)
         assert calls == [3, 3, 2], "two heads of each of four blocks"
@@ -129,7 +132,7 @@ class TestCopies:
         def move(blocks: Sequence[int]) -> None:
             try:
                 part = taken.part(16)
-                piece = memoryview(bytearray(len(blocks) * part.block_bytes))
+                piece = memoryview(bytearray(len(blocks) * part.form_of([0]).nbytes))
                 for _ in range(3):
                     part.gather(blocks, piece)
                     given.part(16).scatter([63 - block for block in blocks], piece)
@@ -163,7 +166,7 @@ class TestRoom:
         first = torch.cuda.memory_allocated() - before
         assert first <= 40 << 20
         part = memory.part(16)
-        piece = memoryview(bytearray(16 * part.block_bytes))
+        piece = memoryview(bytearray(16 * part.form_of([0]).nbytes))
         for _ in range(4):
             part.gather(range(16), piece)
             memory.part(16).scatter(range(16), piece)
@@ -174,7 +177,7 @@ class TestSettling:
     def test_pages_are_settled_before_anything_touches_them(self, cuda: FakeCuda) -> None:
         asked: list[set[int]] = []
         memory = PoolMemory(pool_of(cuda), lambda pages: asked.append(set(pages)))
-        piece = memoryview(bytearray(2 * memory.part(8).block_bytes))
+        piece = memoryview(bytearray(2 * memory.part(8).form_of([0]).nbytes))
         memory.part(16).on_device([5, 6])
         memory.part(8).scatter([3, 4], piece)
         memory.part(8).gather([6, 7], piece)

@@ -14,7 +14,7 @@ from baton.handoff.wiring import Terms, Wiring, agree
 from baton.telemetry import handoff as telemetry
 from baton.telemetry.handoff import BusyTime, HandoffMetrics, Pair
 from baton.transport import checksum as checksums
-from baton.transport.base import Connector, DeviceView
+from baton.transport.base import BlockForm, Connector, DeviceView, GroupPart
 from baton.transport.ranks.endpoint import LocalEndpoint
 from baton.transport.ranks.endpoints import RankEndpoints
 from baton.transport.ranks.shard import KVShard, KVSlice, slices
@@ -28,25 +28,24 @@ COMPATIBILITY = pb.Compatibility(
     revision="a1",
     kv_dtype="float32",
     layout="bhl2td",
-    num_kv_heads=2,
-    num_layers=3,
-    head_dim=8,
+    groups=[pb.KVGroupSpec(kind="full", heads=2, layers=3, vectors=2, dim=8)],
     block_size=16,
 )
 
 
 class _NoMemory:
-    def part(self, block_size: int, heads: range | None = None, layers: range | None = None) -> _Bytes:
+    def part(self, block_size: int, parts: Sequence[GroupPart] | None = None) -> _Bytes:
         raise AssertionError("no link is made here")
 
 
 class _Bytes:
     """Four blocks of one byte."""
 
-    block_bytes = 1
-
     def __init__(self, content: bytes) -> None:
         self.content = bytearray(content)
+
+    def form_of(self, blocks: Sequence[int]) -> BlockForm:
+        return BlockForm(1, 1)
 
     def on_device(self, blocks: Sequence[int]) -> list[DeviceView]:
         raise NotImplementedError
@@ -62,8 +61,8 @@ class _Bytes:
     def scatter(self, blocks: Sequence[int], piece: memoryview | DeviceView) -> None: ...
 
 
-WHOLE = KVShard(range(2), range(3))
-HALVES = (KVShard(range(1), range(3)), KVShard(range(1, 2), range(3)))
+WHOLE = KVShard.of_one(range(2), range(3))
+HALVES = (KVShard.of_one(range(1), range(3)), KVShard.of_one(range(1, 2), range(3)))
 
 
 def wiring(*, verify: bool = False, block_size: int = 16, shares: Sequence[KVShard] = (WHOLE,)) -> Wiring:
@@ -124,9 +123,6 @@ def test_one_side_can_have_checksums_made(ours: bool, theirs: bool) -> None:
         ("quantization", "int8", ("int8", "decode none")),
         ("encryption", "TLS 1.3", ("prefill TLS 1.3", "decode none")),
         ("layout", "lb2htd", ("lb2htd", "bhl2td")),
-        ("num_kv_heads", 4, ("4", "2")),
-        ("num_layers", 5, ("5", "3")),
-        ("head_dim", 16, ("16", "8")),
         ("protocol", 9, ("9", "1")),
         ("block_size", 24, ("24", "16", "divide")),
         ("block_size", 0, ("0", "16", "divide")),
@@ -138,6 +134,25 @@ def test_what_cannot_work_is_refused_by_name(field: str, value: object, words: t
     assert isinstance(refusal, pb.LinkRefuse)
     assert refusal.field == field
     assert all(word in refusal.reason for word in (field.rstrip("s"), *words))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("heads", 4, "prefill 4, decode 2"),
+        ("layers", 5, "prefill 5, decode 3"),
+        ("dim", 16, "prefill 16, decode 8"),
+        ("kind", "window", "prefill window, decode full"),
+        ("window", 512, "prefill 512, decode 0"),
+    ],
+)
+def test_groups_that_differ_are_refused_by_name(field: str, value: str | int, words: str) -> None:
+    theirs = opened()
+    setattr(theirs.compatibility.groups[0], field, value)
+    refusal = agree(wiring(), theirs)
+    assert isinstance(refusal, pb.LinkRefuse)
+    assert refusal.field == f"groups[0].{field}"
+    assert refusal.reason == f"groups[0].{field} differs: {words}"
 
 
 @pytest.mark.parametrize("theirs", [(WHOLE,), HALVES])

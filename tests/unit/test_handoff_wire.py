@@ -12,6 +12,8 @@ import pytest
 from baton.core.logprobs import Logprobs, TokenDetails
 from baton.handoff import wire
 from baton.handoff.identity import (
+    Mismatch,
+    compatibility_digest,
     first_mismatch,
     handle_is_valid,
     new_incarnation,
@@ -163,17 +165,19 @@ def test_an_incarnation_is_new_each_time() -> None:
     assert all(len(bytes.fromhex(incarnation)) == 16 for incarnation in made)
 
 
-def compatibility(**changes: str | int) -> pb.Compatibility:
-    fields: dict[str, str | int] = {
+FULL = pb.KVGroupSpec(kind="full", heads=8, layers=4, vectors=2, dim=128)
+WINDOW = pb.KVGroupSpec(kind="window", window=512, heads=8, layers=28, vectors=2, dim=128)
+
+
+def compatibility(**changes: str | int | list[pb.KVGroupSpec]) -> pb.Compatibility:
+    fields: dict[str, object] = {
         "protocol": 1,
         "model": "llama",
         "revision": "main",
         "kv_dtype": "bfloat16",
         "layout": "nhlkbd",
-        "num_kv_heads": 8,
-        "num_layers": 32,
-        "head_dim": 128,
         "block_size": 16,
+        "groups": [FULL, WINDOW],
     }
     return pb.Compatibility(**(fields | changes))  # type: ignore[arg-type]
 
@@ -183,8 +187,25 @@ def test_equal_workers_match() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [f.name for f in pb.Compatibility.DESCRIPTOR.fields if f.name != "block_size"]
+    "field", [f.name for f in pb.Compatibility.DESCRIPTOR.fields if f.name not in ("block_size", "groups")]
 )
-def test_a_mismatch_names_the_field(field: str) -> None:
-    other = "other" if isinstance(getattr(compatibility(), field), str) else 99
-    assert first_mismatch(compatibility(), compatibility(**{field: other})) == field
+def test_a_mismatch_names_the_field_and_both_values(field: str) -> None:
+    ours = getattr(compatibility(), field)
+    other = "other" if isinstance(ours, str) else 99
+    assert first_mismatch(compatibility(), compatibility(**{field: other})) == Mismatch(field, ours, other)
+
+
+@pytest.mark.parametrize("field", [f.name for f in pb.KVGroupSpec.DESCRIPTOR.fields])
+def test_a_mismatch_of_groups_names_group_and_field(field: str) -> None:
+    ours, other = getattr(WINDOW, field), "latent" if field == "kind" else field == "chunked" or 77
+    changed = pb.KVGroupSpec()
+    changed.CopyFrom(WINDOW)
+    setattr(changed, field, other)
+    theirs = compatibility(groups=[FULL, changed])
+    assert first_mismatch(compatibility(), theirs) == Mismatch(f"groups[1].{field}", ours, other)
+    assert compatibility_digest(compatibility()) != compatibility_digest(theirs)
+
+
+def test_a_group_too_many_is_a_mismatch() -> None:
+    theirs = compatibility(groups=[FULL])
+    assert first_mismatch(compatibility(), theirs) == Mismatch("groups", "full, window", "full")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from baton.transport.base import PageMemory
+from baton.transport.base import BlockForm, GroupPart, PageMemory
 from baton.transport.pool_memory import PoolMemory
 
 LAYERS, DIM = 2, 4
@@ -37,7 +37,7 @@ def tokens_of(pool: Tensor, block_size: int, block: int, heads: range, layers: r
 
 def taken(part: PageMemory, blocks: list[int]) -> bytes:
     """The wire blocks' bytes, in place where that is possible; a copy must be the same."""
-    copy = bytearray(len(blocks) * part.block_bytes)
+    copy = bytearray(len(blocks) * part.form_of([0]).nbytes)
     part.gather(blocks, memoryview(copy))
     views = part.in_place(blocks)
     assert not views or b"".join(views) == copy
@@ -67,7 +67,7 @@ def test_every_pool_gives_and_takes_the_same_wire_blocks(data: st.DataObject) ->
     for ratio in (data.draw(st.sampled_from([1, 2, 4])) for _ in range(2)):
         (num_heads, heads), (num_layers, layers) = (data.draw(some_of(count)) for count in counts)
         pools.append(pool_of(8 // ratio, num_heads, wire * ratio, dtype, num_layers))
-        parts.append(PoolMemory(pools[-1]).part(wire, heads, layers))
+        parts.append(PoolMemory(pools[-1]).part(wire, [GroupPart(heads, layers)]))
         cuts.append((heads, layers))
     sent = data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True))
     landing = data.draw(st.permutations(range(8)))[: len(sent)]
@@ -76,7 +76,7 @@ def test_every_pool_gives_and_takes_the_same_wire_blocks(data: st.DataObject) ->
     content = taken(parts[0], sent)
     definition = [tokens_of(pools[0], wire, block, *cuts[0]) for block in sent]
     assert content == b"".join(tokens.numpy().tobytes() for tokens in definition)
-    assert parts[0].block_bytes == parts[1].block_bytes == definition[0].numel()
+    assert parts[0].form_of([0]) == parts[1].form_of([0]) == BlockForm(1, definition[0].numel())
     given_to(parts[1], landing, content, in_place=data.draw(st.booleans()))
 
     for block, tokens in zip(landing, definition, strict=True):
@@ -98,15 +98,15 @@ def test_adjacent_pages_are_one_view_in_place() -> None:
     pool = pool_of(8, 2, 4)
     part = PoolMemory(pool).part(4)
     assert [view.nbytes for view in part.in_place([2, 3, 4, 7, 1])] == [
-        count * part.block_bytes for count in (3, 1, 1)
+        count * part.form_of([0]).nbytes for count in (3, 1, 1)
     ]
-    part.in_place([5])[0][:] = bytes(part.block_bytes)
+    part.in_place([5])[0][:] = bytes(part.form_of([0]).nbytes)
     assert not bits(pool[5]).any()
 
 
 def test_a_range_of_heads_is_a_view_in_place_for_each_page() -> None:
     pool = pool_of(8, 4, 4)
-    part = PoolMemory(pool).part(4, range(1, 3))
+    part = PoolMemory(pool).part(4, [GroupPart(range(1, 3), range(LAYERS))])
     assert len(part.in_place([2, 3])) == 2
     for view in part.in_place([5]):
         view[:] = bytes(view.nbytes)
@@ -115,7 +115,7 @@ def test_a_range_of_heads_is_a_view_in_place_for_each_page() -> None:
 
 def test_some_layers_are_a_view_in_place_for_each_head_of_a_page() -> None:
     pool = pool_of(8, 4, 4, layers=3)
-    part = PoolMemory(pool).part(4, range(1, 3), range(1, 3))
+    part = PoolMemory(pool).part(4, [GroupPart(range(1, 3), range(1, 3))])
     assert len(part.in_place([2, 3])) == 4
     for view in part.in_place([5]):
         view[:] = bytes(view.nbytes)
@@ -125,10 +125,11 @@ def test_some_layers_are_a_view_in_place_for_each_head_of_a_page() -> None:
 @pytest.mark.parametrize("heads", [None, range(1, 2)])
 def test_all_views_lie_in_the_whole_where_there_are_any(heads: range | None) -> None:
     pool = pool_of(4, heads=2, block_size=16)
-    whole = PoolMemory(pool).part(16, heads).whole()
+    parts = None if heads is None else [GroupPart(heads, range(LAYERS))]
+    whole = PoolMemory(pool).part(16, parts).whole()
     assert isinstance(whole, memoryview)
     assert bytes(whole) == bytes(bits(pool).flatten().tolist())
-    assert PoolMemory(pool).part(8, heads).whole() is None
+    assert PoolMemory(pool).part(8, parts).whole() is None
 
 
 def test_parts_of_a_page_are_not_contiguous() -> None:
@@ -144,13 +145,13 @@ def test_a_block_size_that_does_not_divide_the_pools(block_size: int) -> None:
 @pytest.mark.parametrize("heads", [range(0), range(3), range(-1, 1), range(0, 2, 2)])
 def test_heads_that_the_pool_does_not_have(heads: range) -> None:
     with pytest.raises(ValueError, match=r"adjacent heads out of 0 to 1 are allowed"):
-        PoolMemory(pool_of(2, 2, 4)).part(4, heads)
+        PoolMemory(pool_of(2, 2, 4)).part(4, [GroupPart(heads, range(LAYERS))])
 
 
 @pytest.mark.parametrize("layers", [range(0), range(3), range(-1, 1), range(0, 2, 2)])
 def test_layers_that_the_pool_does_not_have(layers: range) -> None:
     with pytest.raises(ValueError, match=r"adjacent layers out of 0 to 1 are allowed"):
-        PoolMemory(pool_of(2, 2, 4)).part(4, None, layers)
+        PoolMemory(pool_of(2, 2, 4)).part(4, [GroupPart(range(2), layers)])
 
 
 @pytest.mark.parametrize("blocks", [[], [-1], [0, 4]])
@@ -160,7 +161,7 @@ def test_wire_blocks_that_the_pool_does_not_have(blocks: list[int], block_size: 
     with pytest.raises(ValueError, match="ids of 0 to 3 are allowed"):
         part.in_place(blocks)
     with pytest.raises(ValueError, match="ids of 0 to 3 are allowed"):
-        part.gather(blocks, memoryview(bytearray(8 * part.block_bytes)))
+        part.gather(blocks, memoryview(bytearray(8 * part.form_of([0]).nbytes)))
 
 
 def test_a_pool_must_be_contiguous() -> None:

@@ -183,44 +183,47 @@ class TestWhoSendsWhat:
     ) -> None:
         sources, targets = (shares(tp, heads, LAYERS, pp) for tp, pp in (prefill, decode))
         for held in (sources, targets):
-            assert objection(held, heads, LAYERS) is None
+            assert objection(held, KVShard.of_one(range(heads), range(LAYERS))) is None
         gets: dict[int, Counter[tuple[int, int]]] = {number: Counter() for number in range(len(targets))}
         for slice_ in slices(sources, targets):
             assert slice_.share.within(sources[slice_.prefill])
-            gets[slice_.decode].update(
-                (h, layer) for h in slice_.share.heads for layer in slice_.share.layers
-            )
+            [part] = slice_.share.groups
+            gets[slice_.decode].update((h, layer) for h in part.heads for layer in part.layers)
         for number, share in enumerate(targets):
-            assert gets[number] == Counter((h, layer) for h in share.heads for layer in share.layers)
+            [part] = share.groups
+            assert gets[number] == Counter((h, layer) for h in part.heads for layer in part.layers)
 
     def test_replicas_take_turns(self) -> None:
-        one = KVShard(range(1), range(LAYERS))
+        one = KVShard.of_one(range(1), range(LAYERS))
         assert [slice_.prefill for slice_ in slices([one] * 4, [one] * 4)] == [0, 1, 2, 3]
         assert [slice_.prefill for slice_ in slices([one] * 2, [one] * 4)] == [0, 1, 0, 1]
 
     def test_one_rank_each_is_one_connection_with_everything(self) -> None:
         [slice_] = slices(shares(1, 4, LAYERS), shares(1, 4, LAYERS))
-        assert slice_.share == KVShard(range(4), range(LAYERS))
+        assert slice_.share == KVShard.of_one(range(4), range(LAYERS))
 
     @pytest.mark.parametrize(
         ("held", "words"),
         [
             ([], "0 ranks: 1 to 256 are allowed"),
-            ([KVShard(range(4), range(4))] * (MAX_RANKS + 1), "257 ranks"),
-            ([KVShard(range(2), range(4))], "together do not hold"),
+            ([KVShard.of_one(range(4), range(4))] * (MAX_RANKS + 1), "257 ranks"),
+            ([KVShard.of_one(range(2), range(4))], "together do not hold"),
             (
-                [KVShard(range(3), range(4)), KVShard(range(2, 4), range(4))],
+                [KVShard.of_one(range(3), range(4)), KVShard.of_one(range(2, 4), range(4))],
                 "equal or have nothing in common",
             ),
-            ([KVShard(range(4), range(4)), KVShard(range(2), range(4))], "equal or have nothing in common"),
-            ([KVShard(range(5), range(4))], "a rank holds heads 0 to 4 of layers 0 to 3"),
-            ([KVShard(range(4), range(1, 5))], "a rank holds"),
-            ([KVShard(range(4), range(0))], "a rank holds"),
-            ([KVShard(range(3, -1, -1), range(4))], "a rank holds"),
+            (
+                [KVShard.of_one(range(4), range(4)), KVShard.of_one(range(2), range(4))],
+                "equal or have nothing in common",
+            ),
+            ([KVShard.of_one(range(5), range(4))], "a rank holds heads 0 to 4 of layers 0 to 3"),
+            ([KVShard.of_one(range(4), range(1, 5))], "a rank holds"),
+            ([KVShard.of_one(range(4), range(0))], "a rank holds"),
+            ([KVShard.of_one(range(3, -1, -1), range(4))], "a rank holds"),
         ],
     )
     def test_shares_that_cannot_be(self, held: list[KVShard], words: str) -> None:
-        reason = objection(held, 4, 4)
+        reason = objection(held, KVShard.of_one(range(4), range(4)))
         assert reason is not None
         assert words in reason
 
@@ -253,7 +256,7 @@ class TestBytes:
             assert len(set(await asyncio.gather(*ends))) == 1
         [sent, landed] = self.MESSAGES[0]
         assert await both.link.receiver.checksum(landed) != await both.link.receiver.checksum(landed[::-1])
-        assert both.link.receiver.block_bytes == both.link.sender.block_bytes
+        assert both.link.receiver.size_of(landed) == both.link.sender.size_of(sent) > 0
         assert both.link.lost == []
         await both.close()
         assert both.link.lost == []
@@ -445,10 +448,10 @@ class TestConnecting:
         fewer = {"tcp": connectors["tcp"]}
         held = [(connectors, 0), (fewer, 1), (connectors, 2)]
         ends = RankEndpoints(
-            [LocalEndpoint(has, pool, KVShard(range(at, at + 1), range(1))) for has, at in held]
+            [LocalEndpoint(has, pool, KVShard.of_one(range(at, at + 1), range(1))) for has, at in held]
         )
         assert ends.connectors == ("tcp",), "what one lacks, none can use"
-        assert ends.whole == KVShard(range(3), range(1))
+        assert ends.whole == KVShard.of_one(range(3), range(1))
         places = [RankAddress("a", "a"), RankAddress("a", "name"), RankAddress("b", "other")]
         assert await ends.listen(places, 7000) == {"tcp": ("a:7001", "name:7002", "other:7004")}
         assert await ends.listen(places, 0) == {"tcp": ("a:4711", "name:4711", "other:4711")}
@@ -496,7 +499,7 @@ class TestConnecting:
     ) -> None:
         ours, theirs = socket.socketpair()
         mapped(tmp_path / "pool", (1, 1, 1, 2, 8, 4))
-        share = KVShard(range(1), range(1))
+        share = KVShard.of_one(range(1), range(1))
         starter.start(theirs, tmp_path / "pool", (1, 1, 1, 2, 8, 4), share)
         with pytest.raises(EndpointMissingError, match="UCX does not start"):
             await RemoteEndpoint.meet(ours, connector="ucx", host="nowhere", on_crash=lambda: None)

@@ -162,7 +162,7 @@ async def test_an_attempt_that_is_lost_begins_again_at_the_prompt(monkeypatch: p
         sequence = self._room.take(done.name)
         assert sequence is not None
         self._timelines.pop(done.name)
-        self._engine.pool.free(done.pages)
+        self._engine.pool.free(done.binding.pages)
         self._outlet.fail(sequence.owner, *done.name, AttemptFailure.HANDOFF_LOST, "lost by the test")
 
     monkeypatch.setattr(DecodeRole, "_commit", lose_once)

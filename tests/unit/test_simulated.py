@@ -23,6 +23,7 @@ from baton.simulated.faults import FaultOptions, Faults, parse_faults
 from baton.simulated.link import PacedEnd, WordMemory
 from baton.simulated.profile import PROFILES, Profile, profile_of
 from baton.simulated.runner import FACTOR, SimulatedRunner, chained
+from baton.transport.base import GroupPart
 from baton.transport.ranks.endpoint import LocalEndpoint
 from baton.transport.ranks.shard import KVShard
 from baton.transport.staging import Staging
@@ -160,7 +161,7 @@ def test_what_a_simulation_has_not_is_refused() -> None:
 def test_the_pool_of_words_is_moved_by_wire_blocks() -> None:
     pool = np.arange(32, dtype=np.uint64).reshape(4, 8)
     part = WordMemory(pool).part(4)
-    copy = bytearray(2 * part.block_bytes)
+    copy = bytearray(2 * part.form_of([0]).nbytes)
     part.gather((5, 0), memoryview(copy))
     assert np.frombuffer(copy, np.uint64).tolist() == [20, 21, 22, 23, 0, 1, 2, 3]
     assert b"".join(part.in_place((5, 0))) == bytes(copy)
@@ -173,13 +174,13 @@ def test_the_pool_of_words_is_moved_by_wire_blocks() -> None:
     with pytest.raises(ValueError, match="does not divide"):
         WordMemory(pool).part(3)
     with pytest.raises(ValueError, match="heads"):
-        WordMemory(pool).part(4, heads=range(2))
+        WordMemory(pool).part(4, [GroupPart(range(2), range(1))])
 
 
 async def test_links_of_a_worker_share_what_it_can_send() -> None:
     memory = WordMemory(np.zeros((2, 4), np.uint64))
     connectors = {"tcp": TcpConnector(Staging(), lambda: None)}
-    local = LocalEndpoint(connectors, memory, KVShard(range(1), range(1)))
+    local = LocalEndpoint(connectors, memory, KVShard.of_one(range(1), range(1)))
     end = PacedEnd(local, bytes_per_token=100, bytes_per_s=1000.0)
     assert end.reserve(500) == pytest.approx(0.5, abs=0.01)
     assert end.reserve(500) == pytest.approx(1.0, abs=0.01)

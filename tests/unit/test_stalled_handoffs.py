@@ -12,6 +12,7 @@ import pytest
 
 from baton.core.attempt_failure import AttemptFailure
 from baton.core.sampling_params import ResolvedSampling
+from baton.handoff.blocks import GroupBlocks
 from baton.handoff.decode import DecodeHandoffState
 from baton.handoff.messages import (
     REPEAT_S,
@@ -139,7 +140,7 @@ async def test_decode_that_has_no_pages_for_too_long_is_avoided() -> None:
 class NoPages:
     """``baton.handoff.prefill.SourcePages`` of a request of which nothing is computed."""
 
-    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[GroupBlocks, ...]:
         return ()
 
     def pin(self, pages: tuple[int, ...]) -> None:
@@ -153,10 +154,12 @@ def test_prefill_does_not_begin_what_it_could_never_end(segments: list[tuple[int
     """Decode counts the request's blocks for itself, and may have counted more."""
     machine, link, name = PrefillHandoffs(NoPages()), LinkId("p", "d", 1), Name("r", 0)
     machine.link_opened(link)
-    machine.ask(name, link, 3, 0.0)
+    machine.ask(name, link, 3, (range(3),), 0.0)
     machine.receive(link, Credit(name), 0.0)
     granted = Grant(name, tuple(Segment(tag, *run) for tag, run in enumerate(segments)))
-    reason = "decode granted more than the 3 KV blocks of the request"
+    [wrong] = [(first, first + count - 1) for first, count in segments if first + count > 3]
+    blocks = f"KV blocks {wrong[0]} to {wrong[1]} of group 0"
+    reason = f"decode granted {blocks}, of which the request has 0 to 2 to send"
     assert machine.receive(link, granted, 0.0) == withdrawn(link, name, reason)
     assert machine.counters.aborted == {AbortReason.MANIFEST: 1}
     assert machine.open_handoffs == 0
@@ -185,7 +188,7 @@ def test_prefill_does_not_begin_sends_that_it_could_not_tell_apart(
     machine.link_opened(link)
     other, name = Name("other", 0), Name("r", 0)
     for each in (other, name):
-        machine.ask(each, link, 4, 0.0)
+        machine.ask(each, link, 4, (range(4),), 0.0)
         machine.receive(link, Credit(each), 0.0)
     machine.receive(link, Grant(other, (Segment(8, 0, 2), Segment(9, 2, 2))), 0.0)
     assert source.pinned == Counter((0, 1)), "two blocks are computed, and two are not"
@@ -193,7 +196,7 @@ def test_prefill_does_not_begin_sends_that_it_could_not_tell_apart(
     machine.sent(link, 8, True, 0.0)
     machine.receive(link, Cancel(other), 0.0)
     assert machine.open_handoffs == source.pinned.total() == 0
-    machine.ask(again := Name("r", 1), link, 4, 0.0)
+    machine.ask(again := Name("r", 1), link, 4, (range(4),), 0.0)
     machine.receive(link, Credit(again), 0.0)
     taken = machine.receive(link, Grant(again, (Segment(9, 0, 2),)), 0.0)
     assert taken == [SendBlocks(link, 9, (0, 1))], "what is not to be sent any more uses no tag"
@@ -205,8 +208,8 @@ class Pages:
     def __init__(self) -> None:
         self.pinned: Counter[int] = Counter()
 
-    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
-        return (0, 1)
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[GroupBlocks, ...]:
+        return (GroupBlocks((0, 1)),)
 
     def pin(self, pages: tuple[int, ...]) -> None:
         self.pinned.update(pages)

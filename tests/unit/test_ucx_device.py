@@ -127,7 +127,7 @@ async def test_pieces_keep_their_order_and_a_close_in_the_middle_gives_all_back(
     receiver = decode.expect(token, target.part(16), lambda: None)
     sender = await prefill.connect(address, token, source.part(16), lambda: None)
     assert isinstance(sender, ucx.UcxSendingLink)
-    sender._piece_bytes = receiver.piece_bytes = 3 * source.part(16).block_bytes  # type: ignore[attr-defined]
+    sender._piece_bytes = receiver.piece_bytes = 3 * source.part(16).form_of([0]).nbytes  # type: ignore[attr-defined]
     received = receiver.post_receive(1, range(32))
     await within(asyncio.gather(sender.send(1, range(31, -1, -1)), received))  # type: ignore[arg-type]
     assert torch.equal(cuda.peek(target.pool)[:32], cuda.peek(source.pool)[:32].flip(0))
@@ -151,7 +151,7 @@ async def test_a_piece_that_needs_no_copy_does_not_overtake_one_that_does(
     address, token = await decode.listen("127.0.0.1", 0), os.urandom(32)
     receiver = decode.expect(token, target.part(16), lambda: None)
     sender = await prefill.connect(address, token, source.part(16), lambda: None)
-    sender._piece_bytes = source.part(16).block_bytes  # type: ignore[attr-defined]
+    sender._piece_bytes = source.part(16).form_of([0]).nbytes  # type: ignore[attr-defined]
     content = cuda.peek(source.pool)
 
     def views(blocks: Sequence[int]) -> list[memoryview]:

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
-from baton.engine.kv.arriving import Arriving, ArrivingGroup, needed_blocks
+from baton.engine.kv.arriving import Arriving, ArrivingGroup, needed_blocks, runs_of
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.host_tier import HostTier
 from baton.engine.kv.page_counts import PageCounts
@@ -900,17 +900,6 @@ class Scheduler:
     @staticmethod
     def _remove(queue: list[Sequence], seq: Sequence) -> None:
         del queue[bisect_left(queue, seq.place, key=_place)]
-
-
-def runs_of(numbers: Items[int]) -> tuple[range, ...]:
-    """The runs of adjacent numbers, which ascend."""
-    runs: list[range] = []
-    for number in numbers:
-        if runs and runs[-1].stop == number:
-            runs[-1] = range(runs[-1].start, number + 1)
-        else:
-            runs.append(range(number, number + 1))
-    return tuple(runs)
 
 
 def _place(seq: Sequence) -> tuple[float, int]:

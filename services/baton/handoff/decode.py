@@ -8,8 +8,9 @@
                    ▼          ▼          ▼
                  (over)     (over)    DRAINING ── receives over, or DRAINED, or link fenced ──► (over)
 
-A page of an ARMED or DRAINING handoff is pinned: the transport may write to it. Time never unpins it; time
-only escalates, from Cancel to the fence of the link to the end of the process.
+A page of an ARMED or DRAINING handoff that is received into is pinned, whatever KV group it is of: the
+transport may write to it. Time never unpins it; time only escalates, from Cancel to the fence of the link to
+the end of the process.
 
 Any message may be lost. So while decode waits for prefill, it repeats its last message: Credit in RESERVED,
 Grant in ARMED, Cancel in DRAINING. Prefill answers Withdraw to messages of an attempt that it does not know,
@@ -28,6 +29,7 @@ from enum import Enum
 from typing import Protocol
 
 from baton.core.attempt_failure import AttemptFailure
+from baton.handoff.blocks import Binding, GroupBlocks
 from baton.handoff.messages import (
     REPEAT_S,
     AbortReason,
@@ -63,32 +65,23 @@ RESEND_S = 0.2
 FENCE_AFTER_S = 2.0
 RETIRE_AFTER_S = 1.0
 MAX_SEGMENT_BLOCKS = 16
-"""Most blocks of a segment: it is sent when its last block is computed, and must not wait for later
-chunks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """The pages bound to a handoff, in the request's order: the first ``cached`` are shared from decode's
-    prefix cache, the others pinned for the transport."""
-
-    pages: tuple[int, ...]
-    cached: int
+"""Most names of a segment: it is sent when its last block is computed, and must not wait for later chunks."""
 
 
 class DecodeMemory(Protocol):
     """Decode's KV memory, as the state machine needs it."""
 
-    def fits(self, num_blocks: int) -> bool:
+    def fits(self, num_tokens: int) -> bool:
         """Return whether a request of this size could ever run on this worker."""
 
-    def reserve(self, name: Name, num_blocks: int) -> bool:
-        """Promise room; False if there is none now."""
+    def reserve(self, name: Name, num_tokens: int) -> bool:
+        """Promise room in all groups; False if there is none now."""
 
     def unreserve(self, name: Name) -> None: ...
 
-    def bind(self, name: Name) -> Binding | None:
-        """Turn the promise into pages; those to be received are pinned. None: no room at this moment."""
+    def bind(self, name: Name, blocks_per_page: int) -> Binding | None:
+        """Turn the promise into pages of every group; those to be received into are pinned. None: no room at
+        this moment. ``blocks_per_page``: blocks of the link in a page."""
 
     def unpin(self, pages: tuple[int, ...]) -> None: ...
 
@@ -111,8 +104,7 @@ class DecodeHandoffState(Enum):
 class DecodeHandoff:
     name: Name
     link: LinkId
-    num_blocks: int
-    """Number of blocks of the link's size, as in ``Segment``."""
+    num_tokens: int
     state: DecodeHandoffState
     turn: float = 0.0
     ready: bool = False
@@ -129,7 +121,7 @@ class DecodeHandoff:
 
     @property
     def pinned(self) -> tuple[int, ...]:
-        return self.binding.pages[self.binding.cached :] if self.binding else ()
+        return self.binding.pinned if self.binding else ()
 
 
 @dataclass(slots=True)
@@ -292,8 +284,8 @@ class DecodeHandoffs:
         if self._tombstones.full:
             reason = "decode has too many ended attempts to remember"
             return [Send(link, Decline(name, reason, elsewhere=True))]
-        if not self._room.fits(self._pages(link, ask.num_blocks)):
-            reason = f"{ask.num_blocks} KV blocks never fit in this decode worker"
+        if not self._room.fits(ask.num_tokens):
+            reason = f"the KV of {ask.num_tokens} tokens never fits in this decode worker"
             return [Send(link, Decline(name, reason, elsewhere=True))]
         actions = self._supersede(name, now)
         if len(self._queue) >= self._max_queued:
@@ -301,7 +293,7 @@ class DecodeHandoffs:
             self._tombstones.bury(name, now)
             reason = "decode has no room and its queue is full"
             return [*actions, Send(link, Decline(name, reason, elsewhere=True))]
-        self._handoffs[name] = DecodeHandoff(name, link, ask.num_blocks, DecodeHandoffState.QUEUED, ask.turn)
+        self._handoffs[name] = DecodeHandoff(name, link, ask.num_tokens, DecodeHandoffState.QUEUED, ask.turn)
         self._newest[name.request_id] = name
         insort(self._queue, name, key=lambda queued: self._handoffs[queued].turn)
         return actions + self.pump(now)
@@ -311,10 +303,6 @@ class DecodeHandoffs:
         if older is None or older.attempt >= name.attempt:
             return []
         return self._give_up(older, AbortReason.SUPERSEDED, now)
-
-    def _pages(self, link: LinkId, num_blocks: int) -> int:
-        """Return the number of this worker's pages that ``num_blocks`` blocks of the link fill."""
-        return -(-num_blocks // self._links[link.prefill].blocks_per_page)
 
     def _on_ready(self, handoff: DecodeHandoff, now: float) -> list[Action]:
         if handoff.state is DecodeHandoffState.ARMED:
@@ -377,7 +365,7 @@ class DecodeHandoffs:
         self._room.unpin(handoff.pinned)
         self._forget(handoff, now)
         self.counters.committed += 1
-        commit = Commit(handoff.name, binding.pages, complete.firsts, complete.cached_tokens)
+        commit = Commit(handoff.name, binding, complete.firsts, complete.cached_tokens)
         return [commit, Send(handoff.link, Release(handoff.name))]
 
     def _changed(self, handoff: DecodeHandoff, complete: SendComplete) -> str | None:
@@ -389,7 +377,8 @@ class DecodeHandoffs:
         for segment, sent in zip(handoff.segments, complete.checksums, strict=True):
             if handoff.checksums.get(segment.tag) != sent:
                 last = segment.first_block + segment.num_blocks - 1
-                return f"KV blocks {segment.first_block} to {last} changed on the way: their checksum differs"
+                blocks = f"KV blocks {segment.first_block} to {last} of group {segment.group}"
+                return f"{blocks} changed on the way: their checksum differs"
         return None
 
     # --- giving up
@@ -468,7 +457,7 @@ class DecodeHandoffs:
         actions: list[Action] = []
         while self._queue:
             handoff = self._handoffs[self._queue[0]]
-            if not self._room.reserve(handoff.name, self._pages(handoff.link, handoff.num_blocks)):
+            if not self._room.reserve(handoff.name, handoff.num_tokens):
                 break
             self._queue.pop(0)
             handoff.state = DecodeHandoffState.RESERVED
@@ -483,34 +472,29 @@ class DecodeHandoffs:
         being fenced: the fence would prove nothing about a receive posted after it."""
         if handoff.state is not DecodeHandoffState.RESERVED or not self._current(handoff.link):
             return []
-        binding = self._room.bind(handoff.name)
+        binding = self._room.bind(handoff.name, self._links[handoff.link.prefill].blocks_per_page)
         if binding is None:
             return []
         handoff.state = DecodeHandoffState.ARMED
         handoff.binding = binding
-        per_page = self._links[handoff.link.prefill].blocks_per_page
-        blocks = tuple(page * per_page + i for page in binding.pages for i in range(per_page))
-        blocks = blocks[: handoff.num_blocks]
-        handoff.segments = self._segments(blocks, binding.cached * per_page)
+        handoff.segments = self._segments(binding)
         actions: list[Action] = []
         for segment in handoff.segments:
             handoff.receiving.add(segment.tag)
             self._by_tag[handoff.link, segment.tag] = handoff.name
             end = segment.first_block + segment.num_blocks
-            actions.append(PostReceive(handoff.link, segment.tag, blocks[segment.first_block : end]))
+            blocks = binding.groups[segment.group].names_of(segment.first_block, end)
+            actions.append(PostReceive(handoff.link, segment.tag, blocks))
         return actions + self._repeat(handoff, now)
 
-    def _segments(self, blocks: tuple[int, ...], first: int) -> tuple[Segment, ...]:
-        """Split the blocks to receive, from the ``first`` on, into runs that are adjacent in the pool."""
+    def _segments(self, binding: Binding) -> tuple[Segment, ...]:
+        """Split the blocks to receive, group by group."""
         segments: list[Segment] = []
-        while first < len(blocks):
-            end = first + 1
-            limit = min(len(blocks), first + MAX_SEGMENT_BLOCKS)
-            while end < limit and blocks[end] == blocks[end - 1] + 1:
-                end += 1
-            segments.append(Segment(self._next_tag, first, end - first))
-            self._next_tag += 1
-            first = end
+        for number, (group, missing) in enumerate(zip(binding.groups, binding.missing, strict=True)):
+            for run in missing:
+                for blocks in _split(group, run):
+                    segments.append(Segment(self._next_tag, blocks.start, len(blocks), number))
+                    self._next_tag += 1
         return tuple(segments)
 
     # --- time, which proves nothing
@@ -545,3 +529,21 @@ class DecodeHandoffs:
             if state.fencing_since is not None and now - state.fencing_since >= RETIRE_AFTER_S:
                 actions.append(Retire(state.id))
         return actions + self.pump(now)
+
+
+def _split(group: GroupBlocks, run: range) -> list[range]:
+    """Split a run of blocks into those that travel as one message: adjacent in the pool, as such a message is
+    not copied. A block that lies in several pages is copied anyway."""
+    parts: list[range] = []
+    names, offset = group.names, group.first
+    most = max(1, MAX_SEGMENT_BLOCKS // group.tables)
+    first = run.start
+    while first < run.stop:
+        end, limit = first + 1, min(run.stop, first + most)
+        if group.tables > 1:
+            end = limit
+        while end < limit and names[end - offset] == names[end - offset - 1] + 1:
+            end += 1
+        parts.append(range(first, end))
+        first = end
+    return parts

@@ -7,15 +7,17 @@ import hmac
 import secrets
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from baton.core.role import Role
 from baton.handoff.messages import Name
 from baton.v1 import handoff_pb2 as pb
 
-PROTOCOL = 5
+PROTOCOL = 6
 """The version of the handoff protocol. Workers of different versions are not paired, so a version also
 separates releases in which the same request gives other tokens: 2 samples by an exponential race, 3 allows
-text around a structured output. With 4 a link begins with proofs, with 5 long messages come in parts."""
+text around a structured output. With 4 a link begins with proofs, with 5 long messages come in parts,
+with 6 KV has groups."""
 
 
 def new_incarnation() -> str:
@@ -73,17 +75,45 @@ def compatibility_digest(compatibility: pb.Compatibility) -> str:
     linked if their block sizes fit."""
     # Hash set fields only, with their names: a release that adds a field stays compatible until it is used.
     told = [
-        f"{field.name}={value}" for field, value in compatibility.ListFields() if field.name != "block_size"
+        f"{field.name}={value}"
+        for field, value in compatibility.ListFields()
+        if field.name not in ("block_size", "groups")
     ]
+    for number, group in enumerate(compatibility.groups):
+        told += [f"groups[{number}].{field.name}={value}" for field, value in group.ListFields()]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
-def first_mismatch(ours: pb.Compatibility, theirs: pb.Compatibility) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A field in which two workers' KV differs in meaning."""
+
+    field: str
+    ours: object
+    theirs: object
+
+
+def first_mismatch(ours: pb.Compatibility, theirs: pb.Compatibility) -> Mismatch | None:
     """Return the first field, other than the block size, in which two workers' KV differs in meaning, or
     None."""
     for descriptor in pb.Compatibility.DESCRIPTOR.fields:
-        if descriptor.name != "block_size" and getattr(ours, descriptor.name) != getattr(
-            theirs, descriptor.name
-        ):
-            return str(descriptor.name)
+        name = descriptor.name
+        if name == "groups":
+            differs = _groups_mismatch(ours.groups, theirs.groups)
+            if differs is not None:
+                return differs
+        elif name != "block_size" and getattr(ours, name) != getattr(theirs, name):
+            return Mismatch(name, getattr(ours, name), getattr(theirs, name))
+    return None
+
+
+def _groups_mismatch(ours: Sequence[pb.KVGroupSpec], theirs: Sequence[pb.KVGroupSpec]) -> Mismatch | None:
+    if len(ours) != len(theirs):
+        named = (", ".join(group.kind for group in groups) for groups in (ours, theirs))
+        return Mismatch("groups", *named)
+    for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        for descriptor in pb.KVGroupSpec.DESCRIPTOR.fields:
+            values = getattr(mine, descriptor.name), getattr(other, descriptor.name)
+            if values[0] != values[1]:
+                return Mismatch(f"groups[{number}].{descriptor.name}", *values)
     return None

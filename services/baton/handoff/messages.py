@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from baton.core.attempt_failure import AttemptFailure
+from baton.handoff.blocks import Binding
 
 REPEAT_S = 1.0
 """The period at which a side that waits for an answer repeats its last message, in seconds: the message or
@@ -55,13 +56,16 @@ class LinkId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of a request's blocks that is adjacent in decode's pool and travels as one message."""
+    """A run of a request's blocks of one KV group, which travels as one message. It is adjacent in decode's
+    pool if the group has one table."""
 
     tag: int
     """A number that is unique among all segments that decode ever posted on the link."""
     first_block: int
     num_blocks: int
-    """Blocks of the link's size, the smaller of both sides' block sizes."""
+    """Blocks of the link's size, the smaller of both sides' block sizes. A state is one block."""
+    group: int = 0
+    """The group's number among those that both sides have agreed on."""
 
 
 # --- prefill to decode
@@ -72,8 +76,8 @@ class Ask:
     """Prefill's request for room, before it computes (rule 6)."""
 
     name: Name
-    num_blocks: int
-    """Blocks that the request's tokens fill, the partial last one included. Each side counts them itself; the
+    num_tokens: int
+    """Tokens of the request. Each side counts them itself, and decode what room they take in each group; the
     number is ignored when an attempt is asked for again."""
     turn: float = 0.0
     """The sort key of the queue for room: the least is first, even if it asked later; equals go in the order
@@ -194,10 +198,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class PostReceive:
-    """Post a receive into blocks, before any later action (rule 1).
-
-    A block is named ``page * blocks_per_page + index``: blocks of a link may be smaller than local pages.
-    """
+    """Post a receive into blocks, before any later action (rule 1). They are named as in
+    ``baton.transport.block_names``: blocks of a link may be smaller than local pages, or lie in several."""
 
     link: LinkId
     tag: int
@@ -227,7 +229,7 @@ class Commit:
     """Run the request: its KV is complete and no longer written to."""
 
     name: Name
-    pages: tuple[int, ...]
+    binding: Binding
     firsts: tuple[First, ...]
     cached_tokens: int
 

@@ -8,7 +8,7 @@
                         └─ cancel, withdraw ─► STOPPED ── sends over ──► DRAINED said, (forgotten)
 
 A page is pinned from the moment its send is posted until that send is over, whatever happens to the request
-(rule 3).
+(rule 3): also a page of a window that the next chunk no longer sees, and a state's.
 
 Any message may be lost. So while prefill waits for decode, it repeats its last message: Ask in ASKED, Ready
 in COMPUTING until the grant, SendComplete in SENT. Decode answers Cancel to messages of an attempt that it
@@ -25,6 +25,7 @@ from enum import Enum
 from typing import Protocol
 
 from baton.core.attempt_failure import AttemptFailure
+from baton.handoff.blocks import GroupBlocks
 from baton.handoff.messages import (
     REPEAT_ASK_S,
     REPEAT_S,
@@ -53,14 +54,16 @@ from baton.handoff.messages import (
     Withdraw,
 )
 from baton.handoff.tombstones import Tombstones
+from baton.transport.block_names import pages_of
 
 
 class SourcePages(Protocol):
     """Prefill's KV memory, as the state machine needs it."""
 
-    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
-        """Return the request's finished blocks, in order, named as in ``SendBlocks``. Called anew before
-        every send: a preempted request has none, whatever it had before."""
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[GroupBlocks, ...]:
+        """Return the request's finished blocks of each group: those of a window without what no later token
+        sees, a state only when it is the one after the whole prompt. Empty for a request that is unknown or
+        has no pages. Called anew before every send: a preempted request has none, whatever it had before."""
 
     def pin(self, pages: tuple[int, ...]) -> None: ...
 
@@ -88,7 +91,9 @@ class Computed:
 class PrefillHandoff:
     name: Name
     link: LinkId
-    num_blocks: int
+    num_tokens: int
+    wanted: tuple[range, ...]
+    """For each group, the blocks of the link's size that a token behind the prompt needs."""
     blocks_per_page: int
     state: PrefillHandoffState = PrefillHandoffState.ASKED
     ready_sent: bool = False
@@ -166,8 +171,11 @@ class PrefillHandoffs:
 
     # --- the life of a request at prefill
 
-    def ask(self, name: Name, link: LinkId, num_blocks: int, now: float) -> list[Action]:
-        """Ask decode for room for a request, ``num_blocks`` in blocks of the link."""
+    def ask(
+        self, name: Name, link: LinkId, num_tokens: int, wanted: tuple[range, ...], now: float
+    ) -> list[Action]:
+        """Ask decode for room for a request. ``wanted``: for each group, the blocks of the link's size that a
+        token behind the prompt needs, and that prefill keeps until they may be sent."""
         if self._links.get(link.decode) != link:
             return [Fail(name, "the link to decode was lost", AttemptFailure.HANDOFF_LOST)]
         if name in self._handoffs:
@@ -177,8 +185,9 @@ class PrefillHandoffs:
             return [Fail(name, "this attempt is over", AttemptFailure.WORKER_ERROR)]
         if self._tombstones.full:
             return [Fail(name, "prefill has too many ended attempts to remember", AttemptFailure.REFUSED)]
-        self._handoffs[name] = PrefillHandoff(name, link, num_blocks, self._blocks_per_page[link])
-        return [Send(link, Ask(name, num_blocks))]
+        per_page = self._blocks_per_page[link]
+        self._handoffs[name] = PrefillHandoff(name, link, num_tokens, wanted, per_page)
+        return [Send(link, Ask(name, num_tokens))]
 
     def progress(self, name: Name) -> list[Action]:
         """Send those blocks of the request that have been finished since the last call."""
@@ -186,10 +195,13 @@ class PrefillHandoffs:
         if handoff is None or handoff.state is not PrefillHandoffState.COMPUTING:
             return []
         actions: list[Action] = []
-        if not handoff.ready_sent and self._source.finished(name, handoff.blocks_per_page):
+        if not handoff.ready_sent and (handoff.computed is not None or self._begun(handoff)):
             handoff.ready_sent = True
             actions += self._say(handoff, Ready(name))
         return actions + self._push(handoff)
+
+    def _begun(self, handoff: PrefillHandoff) -> bool:
+        return any(group.names for group in self._source.finished(handoff.name, handoff.blocks_per_page))
 
     def computed(self, name: Name, computed: Computed) -> list[Action]:
         """Note that prefill is done: every block is finished, even the partial last one, and none
@@ -209,16 +221,19 @@ class PrefillHandoffs:
         finished = self._source.finished(handoff.name, handoff.blocks_per_page)
         for segment in handoff.unsent:
             end = segment.first_block + segment.num_blocks
-            if end > len(finished):
+            if not finished or end > finished[segment.group].end:
                 waiting.append(segment)
                 continue
-            blocks = finished[segment.first_block : end]
-            pages = tuple(dict.fromkeys(block // handoff.blocks_per_page for block in blocks))
+            blocks = finished[segment.group].names_of(segment.first_block, end)
+            pages = self._pages_to_pin(handoff, blocks)
             self._source.pin(pages)
             handoff.sending[segment.tag] = pages
             actions.append(SendBlocks(handoff.link, segment.tag, blocks))
         handoff.unsent = waiting
         return actions
+
+    def _pages_to_pin(self, handoff: PrefillHandoff, blocks: tuple[int, ...]) -> tuple[int, ...]:
+        return pages_of(blocks, handoff.blocks_per_page)
 
     def sent(self, link: LinkId, tag: int, ok: bool, now: float, checksum: int | None = None) -> list[Action]:
         """Note that a send is over: its pages may change. Not ok: the link is broken, and an unknown part of
@@ -317,11 +332,19 @@ class PrefillHandoffs:
 
     def _wrong(self, handoff: PrefillHandoff, segments: tuple[Segment, ...]) -> str | None:
         """Return why granted segments cannot be sent, or None. Decode would wait for ever for blocks that are
-        never computed, and take the end of the first of two sends with one tag for the end of both."""
-        if any(segment.first_block + segment.num_blocks > handoff.num_blocks for segment in segments):
-            return f"decode granted more than the {handoff.num_blocks} KV blocks of the request"
-        if any(segment.num_blocks < 1 for segment in segments):
-            return "decode granted a segment without blocks"
+        never computed, or that prefill gives back before decode asks, and take the end of the first of two
+        sends with one tag for the end of both."""
+        for segment in segments:
+            if not 0 <= segment.group < len(handoff.wanted):
+                return f"decode granted blocks of KV group {segment.group}, of {len(handoff.wanted)}"
+            if segment.num_blocks < 1:
+                return "decode granted a segment without blocks"
+            wanted, end = handoff.wanted[segment.group], segment.first_block + segment.num_blocks
+            if segment.first_block < wanted.start or end > wanted.stop:
+                return (
+                    f"decode granted KV blocks {segment.first_block} to {end - 1} of group {segment.group}, "
+                    f"of which the request has {wanted.start} to {wanted.stop - 1} to send"
+                )
         tags = {segment.tag for segment in segments}
         if len(tags) < len(segments) or any((handoff.link, tag) in self._by_tag for tag in tags):
             return "decode granted a tag twice"
@@ -392,7 +415,7 @@ class PrefillHandoffs:
         """Return the message that decode has yet to answer, if there is one."""
         match handoff.state:
             case PrefillHandoffState.ASKED:
-                return Ask(handoff.name, handoff.num_blocks)
+                return Ask(handoff.name, handoff.num_tokens)
             case PrefillHandoffState.COMPUTING if handoff.ready_sent and handoff.granted is None:
                 return Ready(handoff.name)
             case PrefillHandoffState.SENT if handoff.computed is not None and handoff.granted is not None:

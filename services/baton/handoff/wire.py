@@ -24,10 +24,13 @@ from baton.handoff.messages import (
     ToPrefill,
     Withdraw,
 )
+from baton.transport.base import GroupPart
 from baton.transport.ranks.endpoints import DataChannel
 from baton.transport.ranks.shard import KVShard, KVSlice
 from baton.v1 import handoff_pb2 as pb
 from baton.v1.worker_pb2 import TokenDetails
+from baton_kernels.kv_layout import LayerKV, StateKV
+from baton_kernels.window import ChunkedWindow
 
 FromPrefill = Ready | SendComplete | Drained | Withdraw
 """The messages of prefill without Ask, which the role builds, as it alone has the tokens."""
@@ -106,7 +109,7 @@ def to_prefill(message: ToPrefill) -> pb.DecodeMessage:
             return pb.DecodeMessage(decline=decline)
         case Grant():
             segments = [
-                pb.Segment(tag=s.tag, first_block=s.first_block, num_blocks=s.num_blocks)
+                pb.Segment(tag=s.tag, first_block=s.first_block, num_blocks=s.num_blocks, group=s.group)
                 for s in message.segments
             ]
             return pb.DecodeMessage(grant=pb.Grant(name=name, segments=segments))
@@ -126,7 +129,9 @@ def from_decode(message: pb.DecodeMessage) -> ToPrefill | None:
             decline = message.decline
             return Decline(name_of(decline.name), decline.reason, decline.elsewhere)
         case "grant":
-            segments = tuple(Segment(s.tag, s.first_block, s.num_blocks) for s in message.grant.segments)
+            segments = tuple(
+                Segment(s.tag, s.first_block, s.num_blocks, s.group) for s in message.grant.segments
+            )
             return Grant(name_of(message.grant.name), segments)
         case "release":
             return Release(name_of(message.release.name))
@@ -137,16 +142,45 @@ def from_decode(message: pb.DecodeMessage) -> ToPrefill | None:
 
 
 def shard_to_proto(share: KVShard) -> pb.KVShard:
-    heads, layers = share.heads, share.layers
-    return pb.KVShard(
-        first_head=heads.start, num_heads=len(heads), first_layer=layers.start, num_layers=len(layers)
-    )
+    made = pb.KVShard()
+    for part in share.groups:
+        made.groups.add(
+            first_head=part.heads.start,
+            num_heads=len(part.heads),
+            first_layer=part.layers.start,
+            num_layers=len(part.layers),
+        )
+    return made
 
 
 def shard_of(share: pb.KVShard) -> KVShard:
     return KVShard(
-        range(share.first_head, share.first_head + share.num_heads),
-        range(share.first_layer, share.first_layer + share.num_layers),
+        tuple(
+            GroupPart(
+                range(part.first_head, part.first_head + part.num_heads),
+                range(part.first_layer, part.first_layer + part.num_layers),
+            )
+            for part in share.groups
+        )
+    )
+
+
+def spec_of(kv: LayerKV, part: GroupPart) -> pb.KVGroupSpec:
+    """Return the spec of a group of the whole model. ``kv``: what a layer of it keeps on a rank. ``part``:
+    all its heads and layers."""
+    if isinstance(kv, StateKV):
+        return pb.KVGroupSpec(
+            kind=kv.kind, units=len(part.heads), layers=len(part.layers), state_size=kv.size
+        )
+    chunked = isinstance(kv.window, ChunkedWindow)
+    return pb.KVGroupSpec(
+        kind=kv.kind,
+        window=kv.window.size if isinstance(kv.window, ChunkedWindow) else kv.window or 0,
+        chunked=chunked,
+        heads=len(part.heads),
+        layers=len(part.layers),
+        vectors=kv.vectors,
+        dim=kv.dim,
     )
 
 

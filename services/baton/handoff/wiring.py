@@ -11,6 +11,8 @@ from baton.handoff.identity import first_mismatch
 from baton.net.channels import Dialer
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.supervision import Supervision
+from baton.transport.base import GroupPart
+from baton.transport.block_names import MAX_GROUPS
 from baton.transport.ranks.endpoints import RankEndpoints
 from baton.transport.ranks.shard import KVShard, KVSlice, objection, slices
 from baton.transport.registry import first_common
@@ -44,7 +46,12 @@ class Wiring:
     @property
     def whole(self) -> KVShard:
         """The shard of all of the model's KV."""
-        return KVShard(range(self.compatibility.num_kv_heads), range(self.compatibility.num_layers))
+        return KVShard(
+            tuple(
+                GroupPart(range(group.heads or group.units), range(group.layers))
+                for group in self.compatibility.groups
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +84,13 @@ def check_names(opened: pb.LinkOpen) -> None:
     for name, count, most in (
         ("connectors", len(opened.connectors), MAX_CONNECTORS),
         ("ranks", len(opened.ranks), MAX_RANKS),
+        ("groups", len(opened.compatibility.groups), MAX_GROUPS),
+        ("ranks.groups", max((len(rank.groups) for rank in opened.ranks), default=0), MAX_GROUPS),
     ):
         if count > most:
             raise ValueError(f"{name}: at most {most} are allowed, not {count}")
+    for group in opened.compatibility.groups:
+        check_words("compatibility.groups.kind", group.kind)
 
 
 def agree(ours: Wiring, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:
@@ -89,11 +100,9 @@ def agree(ours: Wiring, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:
     differs = first_mismatch(ours.compatibility, opened.compatibility)
     if differs is not None:
         # A worker of a release without the field sends an empty text.
-        mine, theirs = (
-            "none" if (value := getattr(c, differs)) == "" else value
-            for c in (ours.compatibility, opened.compatibility)
-        )
-        return pb.LinkRefuse(field=differs, reason=f"{differs} differs: prefill {theirs}, decode {mine}")
+        mine, theirs = ("none" if value == "" else value for value in (differs.ours, differs.theirs))
+        reason = f"{differs.field} differs: prefill {theirs}, decode {mine}"
+        return pb.LinkRefuse(field=differs.field, reason=reason)
     smaller, larger = sorted((ours.compatibility.block_size, opened.compatibility.block_size))
     if smaller < 1 or larger % smaller:
         return pb.LinkRefuse(
@@ -123,7 +132,7 @@ def _slices(ours: Wiring, opened: pb.LinkOpen) -> tuple[KVSlice, ...] | pb.LinkR
         )
         return pb.LinkRefuse(field="ranks", reason=reason)
     shares = [wire.shard_of(share) for share in opened.ranks] or [ours.whole]
-    wrong = objection(shares, len(ours.whole.heads), len(ours.whole.layers))
+    wrong = objection(shares, ours.whole)
     if wrong is not None:
         return pb.LinkRefuse(field="ranks", reason=f"the ranks of prefill cannot be: {wrong}")
     return slices(shares, here)

@@ -26,6 +26,7 @@ from baton.engine.memory import recordings_bytes
 from baton.engine.model import Model
 from baton.engine.rank_start import LoadedRank, checked_blocks, load_rank, spare_device_memory
 from baton.engine.step import StepTensors, prompt_pieces
+from baton.models.loader import kv_layout
 from baton.parallel.channel import Channel, ChannelClosedError, to_leader
 from baton.parallel.messages import (
     Connect,
@@ -49,7 +50,7 @@ from baton.process import logs
 from baton.process.start_clock import StartClock
 from baton.transport.pool_memory import PoolMemory
 from baton.transport.ranks import server
-from baton.transport.ranks.shard import KVShard
+from baton.transport.ranks.shard import rank_shard
 from baton_kernels.blocks import copy_blocks
 
 log = logging.getLogger(__name__)
@@ -192,9 +193,13 @@ class Rank:
     def _serve_links(self) -> None:
         """Lets the connectors of this rank, which get a thread of their own, have the pool."""
         assert self.loaded is not None and self.pool is not None
-        shard = self.loaded.model.shard
-        share = KVShard(shard.kv_heads, shard.layers)
-        memory = PoolMemory(self.pool) if self._host is None else PoolMemory(self.pool, self._host.settle)
+        model, layout = self.loaded.model, self.loaded.layout
+        whole = kv_layout(model.config, layout.block_size, model.dtype)
+        share = rank_shard(whole.groups, layout.groups, model.shard.tp_rank, model.shard.tp_size)
+        if self._host is None:
+            memory = PoolMemory(self.pool, layout=layout)
+        else:
+            memory = PoolMemory(self.pool, self._host.settle, layout)
         server.start(self._links, memory, share, lambda: _end(EXIT_FAILED))
 
     @torch.inference_mode()

@@ -15,6 +15,7 @@ import grpc
 from baton.core.attempt_failure import AttemptFailure
 from baton.core.logprobs import Logprobs
 from baton.engine.engine import Engine, SequenceOutput
+from baton.engine.kv.arriving import Arriving
 from baton.engine.outlet import Outlet
 from baton.engine.request_proto import sequence_from
 from baton.engine.sampling.beams import Candidates
@@ -46,6 +47,7 @@ from baton.net.rpc_status import end_with
 from baton.roles.decode_phases import handoff_phases, join_phases
 from baton.roles.decode_room import PoolRoom
 from baton.roles.driver import MachineDriver, Timelines
+from baton.roles.engine_pages import EnginePages, PagesOfEngine
 from baton.telemetry.handoff import Holds, Pair
 from baton.transport.base import TransferError
 from baton.transport.ranks.endpoint import DataLink
@@ -121,7 +123,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self._outlet = outlet
         self._on_retire = on_retire
         self._tempo = tempo
-        self._room = PoolRoom(engine)
+        self._pages: EnginePages = PagesOfEngine(engine)
+        self._room = PoolRoom(self._pages, engine.scheduler.turn_of)
         self._machine = DecodeHandoffs(
             wiring.incarnation, self._room, drained_is_proof=wiring.ends.drained_is_proof
         )
@@ -382,9 +385,9 @@ class DecodeRole(pb_grpc.HandoffServicer):
             self._send(link, pb.DecodeMessage(decline=decline))
             return
         # Not the tokens of the message: with forks, an earlier first token is replayed and not computed.
-        num_blocks = -(-sequence.num_tokens // peer.terms.block_size)
+        num_tokens = sequence.num_tokens
         # Hash here: that takes a while for a long prompt, and the machine runs under the engine's lock.
-        manifest = (sequence.num_tokens, tokens_digest(sequence.token_ids), 1 + len(sequence.forks))
+        manifest = (num_tokens, tokens_digest(sequence.token_ids), 1 + len(sequence.forks))
         if self._engine.scheduler.limits.shares(sequence):
             sequence.extend_hashes(self._engine.pool.block_size)
 
@@ -392,7 +395,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
             self._room.expect(name, sequence, manifest)
             self._timelines[name] = Timeline(time.monotonic(), peer.pair.connector)
             turn = self._engine.scheduler.turn_of(sequence)
-            actions = self._machine.receive(link, Ask(name, num_blocks, turn), now)
+            actions = self._machine.receive(link, Ask(name, num_tokens, turn), now)
             if self._machine.state_of(name) is None:
                 self._forget(name)
             return actions
@@ -457,7 +460,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         except TransferError:
             ok = False
         else:
-            self._wiring.metrics.received(peer.pair, len(action.blocks) * peer.data.block_bytes)
+            self._wiring.metrics.received(peer.pair, peer.data.size_of(action.blocks))
             name = self._machine.name_of(action.link, action.tag)
             if name is not None:
                 self._timelines.reach(name, Stage.ARRIVED)
@@ -496,18 +499,19 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def _commit(self, commit: Commit) -> None:
         timeline = self._timelines.pop(commit.name)
         with self._engine.lock:
+            arriving = self._room.bound(commit.name)
             sequence = self._room.take(commit.name)
             if sequence is None:
                 raise AssertionError(f"committed a request that was never asked for: {commit.name}")
             first_seq = sequence.num_outputs
             sequence.num_cached = commit.cached_tokens
             if sequence.params.beam_search is not None:
-                self._admit_beams(sequence, commit, timeline)
+                self._admit_beams(sequence, commit, arriving, timeline)
                 return
             answers = [sequence, *(sequence.fork(number) for number in range(len(sequence.forks)))]
             for answer, first in zip(answers, commit.firsts, strict=True):
                 answer.append(first.token)
-            refused = self._engine.admit_forked(answers, commit.pages)
+            refused = self._pages.admit_forked(answers, arriving)
         for answer, reason in refused.items():  # a newer attempt is here, or the token id is invalid
             log.warning("a committed handoff was refused: %s", reason)
             self._outlet.fail(
@@ -520,14 +524,16 @@ class DecodeRole(pb_grpc.HandoffServicer):
             if answer not in refused:
                 self._repeat_first(answer, first_seq, first)
 
-    def _admit_beams(self, sequence: Sequence, commit: Commit, timeline: Timeline) -> None:
+    def _admit_beams(
+        self, sequence: Sequence, commit: Commit, arriving: Arriving, timeline: Timeline
+    ) -> None:
         """Begin a beam search from the candidates for its first tokens, none of which the router has seen."""
         details = worker_pb2.TokenDetails.FromString(commit.firsts[0].details)
         if details.HasField("prompt_logprobs"):
             sequence.add_prompt_logprobs(Logprobs.from_proto(details.prompt_logprobs))
         candidates = Candidates.of(Logprobs.from_proto(details.logprobs))
         try:
-            self._engine.admit_beams(sequence, candidates, commit.pages)
+            self._pages.admit_beams(sequence, candidates, arriving)
         except ValueError as error:  # a newer attempt is here already, or the candidates are invalid
             log.warning("a committed handoff was refused: %s", error)
             self._outlet.fail(

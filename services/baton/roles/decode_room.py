@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from baton.engine.engine import Engine
+from collections.abc import Callable
+
+from baton.engine.kv.arriving import Arriving
 from baton.engine.sequence import Sequence
-from baton.handoff.decode import Binding
+from baton.handoff.blocks import Binding
 from baton.handoff.messages import Name
+from baton.roles.engine_pages import EnginePages
+from baton.roles.group_blocks import arriving_binding, with_partial_blocks
 
 
 class PoolRoom:
-    """``baton.handoff.decode.DecodeMemory`` over an engine's pool. The caller holds the engine's lock.
+    """``baton.handoff.decode.DecodeMemory`` over an engine's pages. The caller holds the engine's lock.
 
     The engine promises only what its own sequences are not about to need (rule 6). A promise is not a page:
     growth may use it up, and then binding waits.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, pages: EnginePages, turn_of: Callable[[Sequence], float]) -> None:
+        """``turn_of``: a sequence's place among those that wait (``Scheduler.turn_of``)."""
+        self._pages = pages
+        self._turn_of = turn_of
         self._expected: dict[Name, Sequence] = {}
         self._manifests: dict[Name, tuple[int, bytes, int]] = {}
         self._promised: dict[Name, int] = {}
+        self._bound: dict[Name, Arriving] = {}
 
     def expect(self, name: Name, sequence: Sequence, manifest: tuple[int, bytes, int]) -> None:
         """Add a request that asks for room, with ``manifest``: the number and digest of its tokens, and its
@@ -30,7 +37,12 @@ class PoolRoom:
     def take(self, name: Name) -> Sequence | None:
         """Remove and return a request whose handoff is over; None if it is unknown."""
         self._manifests.pop(name, None)
+        self._bound.pop(name, None)
         return self._expected.pop(name, None)
+
+    def bound(self, name: Name) -> Arriving:
+        """Return the pages that a handoff has bound."""
+        return self._bound[name]
 
     def owner(self, name: Name) -> str | None:
         sequence = self._expected.get(name)
@@ -42,36 +54,36 @@ class PoolRoom:
     def owned_by(self, owner: str) -> list[Name]:
         return [name for name, sequence in self._expected.items() if sequence.owner == owner]
 
-    def fits(self, num_blocks: int) -> bool:
-        return num_blocks <= self._engine.pool.num_blocks
+    def fits(self, num_tokens: int) -> bool:
+        return self._pages.fits(num_tokens)
 
-    def reserve(self, name: Name, num_blocks: int) -> bool:
-        turn = self._engine.scheduler.turn_of(self._expected[name])
-        if not self._engine.reserve(num_blocks, turn):
+    def reserve(self, name: Name, num_tokens: int) -> bool:
+        if not self._pages.reserve(num_tokens, self._turn_of(self._expected[name])):
             return False
-        self._promised[name] = num_blocks
+        self._promised[name] = num_tokens
         return True
 
     def unreserve(self, name: Name) -> None:
-        self._engine.unreserve(self._promised.pop(name))
+        self._pages.unreserve(self._promised.pop(name))
 
-    def bind(self, name: Name) -> Binding | None:
-        pool = self._engine.pool
-        cached = self._engine.scheduler.match_prefix(self._expected[name])
-        fresh = pool.allocate(self._promised[name] - len(cached))
-        self._engine.copy_blocks()  # before anything is received into evicted blocks
-        if fresh is None:
-            pool.free(cached)
+    def bind(self, name: Name, blocks_per_page: int) -> Binding | None:
+        sequence = self._expected[name]
+        arriving = self._pages.bind_arriving(sequence)
+        if arriving is None:
             return None
-        pool.pin(fresh)
+        num_tokens, block_size = sequence.num_tokens, self._pages.layout.block_size
+        arriving = with_partial_blocks(arriving, num_tokens, block_size, blocks_per_page)
+        binding = arriving_binding(arriving, num_tokens, block_size, blocks_per_page)
+        self._pages.pin(binding.pinned)
         self.unreserve(name)
-        return Binding((*cached, *fresh), len(cached))
+        self._bound[name] = arriving
+        return binding
 
     def unpin(self, pages: tuple[int, ...]) -> None:
-        self._engine.pool.unpin(pages)
+        self._pages.unpin(pages)
 
     def free(self, name: Name, pages: tuple[int, ...]) -> None:
-        self._engine.pool.free(pages)
+        self._pages.free_pages(pages)
 
     def manifest(self, name: Name) -> tuple[int, bytes, int]:
         return self._manifests[name]

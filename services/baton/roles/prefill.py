@@ -17,6 +17,7 @@ from baton.engine.phases import microseconds
 from baton.engine.request_proto import delivered_tokens, forks_to_proto
 from baton.engine.sequence import Sequence, SequenceStatus
 from baton.handoff import wire
+from baton.handoff.blocks import GroupBlocks
 from baton.handoff.identity import tokens_digest
 from baton.handoff.messages import (
     Action,
@@ -35,6 +36,8 @@ from baton.handoff.timeline import STAGE_OF, Stage, Timeline
 from baton.handoff.wiring import Wiring
 from baton.net.heartbeat import TEMPO, Tempo, ticks
 from baton.roles.driver import MachineDriver, Timelines
+from baton.roles.engine_pages import EnginePages, PagesOfEngine
+from baton.roles.group_blocks import finished_blocks, wanted_blocks
 from baton.roles.prefill_links import UNREACHABLE, DecodeLinks, DecodePeer, LinkRefusedError
 from baton.roles.prefill_peers import Peer
 from baton.telemetry.handoff import Holds
@@ -72,32 +75,36 @@ def _firsts(sequence: Sequence) -> tuple[First, ...]:
 
 
 class _SequencePages:
-    """``baton.handoff.prefill.SourcePages`` over the blocks of the engine's sequences."""
+    """``baton.handoff.prefill.SourcePages`` over the pages of the engine's sequences."""
 
-    def __init__(self, engine: Engine, requests: dict[Name, _Request]) -> None:
-        self._pool = engine.pool
+    def __init__(self, pages: EnginePages, requests: dict[Name, _Request]) -> None:
+        self._pages = pages
         self._requests = requests
 
-    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[GroupBlocks, ...]:
         request = self._requests.get(name)
         if request is None:
             return ()
-        sequence, block_size = request.sequence, self._pool.block_size // blocks_per_page
+        layout = self._pages.layout
+        sequence, block_size = request.sequence, layout.block_size // blocks_per_page
+        held = sequence.status is SequenceStatus.HELD
         match sequence.status:
-            case SequenceStatus.HELD:  # the last block goes too, full or not
+            case SequenceStatus.HELD:  # the last block goes too, full or not, and the state
                 count = -(-sequence.num_computed // block_size)
             case SequenceStatus.RUNNING:
                 count = sequence.num_computed // block_size
             case _:
-                count = 0
-        pages = sequence.block_ids[: -(-count // blocks_per_page)]
-        return tuple(page * blocks_per_page + i for page in pages for i in range(blocks_per_page))[:count]
+                return ()
+        kept = self._pages.kept(sequence)
+        return finished_blocks(
+            layout.groups, kept.tables, kept.state_pages, kept.num_gone, count, blocks_per_page, whole=held
+        )
 
     def pin(self, pages: tuple[int, ...]) -> None:
-        self._pool.pin(pages)
+        self._pages.pin(pages)
 
     def unpin(self, pages: tuple[int, ...]) -> None:
-        self._pool.unpin(pages)
+        self._pages.unpin(pages)
 
 
 class PrefillRole:
@@ -119,7 +126,8 @@ class PrefillRole:
         self._wiring = wiring
         self._outlet = outlet
         self._requests: dict[Name, _Request] = {}
-        self._machine = PrefillHandoffs(_SequencePages(engine, self._requests))
+        self._pages: EnginePages = PagesOfEngine(engine)
+        self._machine = PrefillHandoffs(_SequencePages(self._pages, self._requests))
         self._driver = MachineDriver(engine.lock, self._execute, on_crash)
         self._timelines = Timelines()
         self._tempo = tempo
@@ -249,12 +257,13 @@ class PrefillRole:
         if connection is None:
             self._fail(name, "the link to decode was lost", AttemptFailure.REFUSED)
             return
-        num_blocks = -(-request.sequence.num_tokens // connection.block_size)
+        num_tokens = request.sequence.num_tokens
+        wanted = wanted_blocks(self._pages.layout.groups, num_tokens, connection.block_size)
         now = time.monotonic()
         self._timelines[name] = Timeline(now, connection.connector)
         if request.sequence.clock is not None:
             request.sequence.clock.asked = now
-        self._driver.do(lambda now: self._machine.ask(name, link, num_blocks, now))
+        self._driver.do(lambda now: self._machine.ask(name, link, num_tokens, wanted, now))
 
     async def _dial(self, peer: Peer, on_lost: Callable[[DecodePeer], None]) -> DecodePeer:
         greeting = pb.LinkOpen(
@@ -380,7 +389,7 @@ class PrefillRole:
         except TransferError:
             ok = False
         else:
-            self._wiring.metrics.sent(peer.pair, len(action.blocks) * data.block_bytes)
+            self._wiring.metrics.sent(peer.pair, data.size_of(action.blocks))
             self._timelines.reach(name, Stage.SENT)
         self._driver.do(lambda now: self._machine.sent(action.link, action.tag, ok, now, crc))
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import numpy as np
 
 from baton.simulated.runner import Words
-from baton.transport.base import DeviceView, PageMemory
+from baton.transport.base import BlockForm, DeviceView, GroupPart, PageMemory
 from baton.transport.ranks.endpoint import ChannelShape, DataLink, LocalEndpoint
 from baton.transport.ranks.shard import KVShard
 
@@ -20,22 +20,24 @@ class WordMemory:
     def __init__(self, pool: Words) -> None:
         self._pool = pool
 
-    def part(self, block_size: int, heads: range | None = None, layers: range | None = None) -> PageMemory:
+    def part(self, block_size: int, parts: Sequence[GroupPart] | None = None) -> PageMemory:
         """Return the pool as wire blocks of ``block_size`` tokens. Raises ValueError for a size that does not
         divide the pool's, and for heads or layers other than the pool's only ones."""
         page = self._pool.shape[1]
         if block_size < 1 or page % block_size:
             raise ValueError(f"block_size {block_size} does not divide the pool's block size, {page}")
-        for name, some in (("heads", heads), ("layers", layers)):
-            if some not in (None, range(1)):
-                raise ValueError(f"{name} {some}: a simulated worker has one")
+        if parts is not None and tuple(parts) != (GroupPart(range(1), range(1)),):
+            raise ValueError(f"{parts}: a simulated worker has one head of one layer of one group")
         return _Part(self._pool.reshape(-1, block_size))
 
 
 class _Part:
     def __init__(self, blocks: Words) -> None:
         self._blocks = blocks
-        self.block_bytes = blocks.shape[1] * blocks.itemsize
+        self._form = BlockForm(1, blocks.shape[1] * blocks.itemsize)
+
+    def form_of(self, blocks: Sequence[int]) -> BlockForm:
+        return self._form
 
     def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
         self._check(blocks)
@@ -108,10 +110,13 @@ class PacedLink:
     def __init__(self, link: DataLink, block_bytes: int, reserve: Callable[[int], float]) -> None:
         self._link = link
         self._reserve = reserve
-        self.block_bytes = block_bytes
+        self._block_bytes = block_bytes
+
+    def size_of(self, blocks: Sequence[int]) -> int:
+        return len(blocks) * self._block_bytes
 
     def send(self, tag: int, blocks: Sequence[int]) -> Awaitable[None]:
-        return self._send(self._reserve(len(blocks) * self.block_bytes), tag, blocks)
+        return self._send(self._reserve(self.size_of(blocks)), tag, blocks)
 
     async def _send(self, seconds: float, tag: int, blocks: Sequence[int]) -> None:
         await asyncio.sleep(seconds)

@@ -33,6 +33,7 @@ from baton.transport.staging import Staging
 from baton.transport.tcp import TcpConnector
 from baton.worker.config import WorkerConfig
 from baton.worker.main import KVForm, Served, WorkerServer
+from baton_kernels.kv_layout import TokenKV
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ def _limits(worker: WorkerConfig, sizes: StepSizes, model: ModelConfig) -> Sched
 
 def _form(config: SimulatedConfig) -> KVForm:
     """Return the KV's form, with the weight that a token's KV would have: K and V of one head, in bytes."""
-    return KVForm(LAYOUT, "simulated", 1, config.profile.kv_bytes_per_token // 2)
+    return KVForm(LAYOUT, "simulated", 1, (TokenKV(1, 2, config.profile.kv_bytes_per_token // 2),))
 
 
 async def _ends(
@@ -130,7 +131,9 @@ async def _ends(
 ) -> RankEndpoints:
     tls = None if config.worker.tls is None else DataTls(config.worker.tls)
     end = LocalEndpoint(
-        {"tcp": TcpConnector(Staging(), on_crash, tls)}, WordMemory(runner.pool), KVShard(range(1), range(1))
+        {"tcp": TcpConnector(Staging(), on_crash, tls)},
+        WordMemory(runner.pool),
+        KVShard.of_one(range(1), range(1)),
     )
     profile = config.profile
     return RankEndpoints([PacedEnd(end, profile.kv_bytes_per_token, profile.link_bytes_per_s)])

@@ -80,16 +80,44 @@ class ConnectorSettings:
     """The files by which the services prove who they are, for connectors that encrypt."""
 
 
-class PageMemory(Protocol):
-    """A link's view of a KV pool: *wire blocks* of equal size, as bytes.
+@dataclass(frozen=True, slots=True)
+class GroupPart:
+    """A part of one KV group: adjacent heads (of a state: units) of adjacent ones of the group's layers."""
 
-    Where both ends have pages of one size, a wire block is a page. Otherwise it has as many tokens as the
-    smaller page, and only the heads and layers that both ends hold.
-    """
+    heads: range
+    layers: range
 
     @property
-    def block_bytes(self) -> int:
-        """Size of one wire block."""
+    def size(self) -> int:
+        """The number of heads, summed over the layers."""
+        return len(self.heads) * len(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """The form of one group's wire blocks on one side of a link."""
+
+    names: int
+    """Names of a block, one for each page that it lies in; the peer's may be more or fewer."""
+    nbytes: int
+    """Bytes of a block that travel: the same on both sides."""
+
+    def size_of(self, blocks: Sequence[int]) -> int:
+        """The bytes of wire blocks with these names."""
+        return len(blocks) // self.names * self.nbytes
+
+
+class PageMemory(Protocol):
+    """A link's view of a KV pool: *wire blocks* as bytes, named as in ``baton.transport.block_names``. All
+    blocks of one message are of one group, and have one size.
+
+    Where both ends have pages of one size, a wire block of a model with one group is a page. Otherwise it has
+    as many tokens as the smaller page, and only the heads and layers that both ends hold. Its bytes have one
+    order, whatever pages it lies in: [heads, layers, vectors, tokens, dim]; of a state [layers, units, size].
+    """
+
+    def form_of(self, blocks: Sequence[int]) -> BlockForm:
+        """Return the form of these wire blocks, by their group. Raises ValueError for an unknown one."""
 
     def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
         """Return the bytes of these wire blocks where they are, in order, adjacent ones merged. Empty if a
@@ -114,10 +142,10 @@ class PageMemory(Protocol):
 class KVMemory(Protocol):
     """One rank's KV pool, of which each data connection has a part."""
 
-    def part(self, block_size: int, heads: range | None = None, layers: range | None = None) -> PageMemory:
+    def part(self, block_size: int, parts: Sequence[GroupPart] | None = None) -> PageMemory:
         """Return the pool as wire blocks of ``block_size`` tokens, which divides the pool's block size, with
-        these of its KV heads and layers (None: all). Raises ValueError for what the pool cannot be divided
-        into."""
+        this part of each of its groups, counted from the pool's first head and layer (None: all). Raises
+        ValueError for what the pool cannot be divided into."""
 
 
 class Link(Protocol):

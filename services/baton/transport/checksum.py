@@ -21,10 +21,11 @@ async def checksum(memory: PageMemory, blocks: Sequence[int]) -> int:
 def _crc32(memory: PageMemory, blocks: Sequence[int]) -> int:
     crc = 0
     copy = bytearray()
-    for some in pieces(blocks, memory.block_bytes):
+    form = memory.form_of(blocks)
+    for some in pieces(blocks, form.nbytes, names=form.names):
         views = memory.in_place(some)
         if not views:
-            size = len(some) * memory.block_bytes
+            size = form.size_of(some)
             copy = copy or bytearray(size)
             views = [memoryview(copy)[:size]]
             memory.gather(some, views[0])

@@ -289,16 +289,16 @@ class NixlReceivingLink(TcpReceivingLink):
     def _place(self, sock: socket.socket, arrival: _Arrival, room: _RegisteredRoom) -> bool:
         """Say where the next bytes of a message go: all of them to its pages, or a piece to staging memory.
         False: there is no room."""
-        block_bytes, lease = self._memory.block_bytes, None
         blocks: Sequence[int] = arrival.receive.blocks
+        form, lease = self._memory.form_of(blocks), None
         if self._whole is None:
-            first = arrival.placed // block_bytes
-            blocks = blocks[first : first + piece_blocks(block_bytes)]
-            lease = room.take(len(blocks) * block_bytes)
+            first = arrival.placed // form.nbytes
+            blocks = blocks[first * form.names : (first + piece_blocks(form.nbytes)) * form.names]
+            lease = room.take(form.size_of(blocks))
             if lease is None:
                 return False
         views = _views(self._memory, blocks) if lease is None else [lease.memory]
-        piece = _Piece(arrival.placed, len(blocks) * block_bytes, blocks, lease)
+        piece = _Piece(arrival.placed, form.size_of(blocks), blocks, lease)
         while room.untold:
             send_frame(sock, Frame(FrameKind.METADATA, metadata=room.untold.pop(0)))
         arrival.pieces.append(piece)
@@ -426,7 +426,7 @@ class NixlSendingLink(TcpSendingLink):
                 return False
             if message.tag in self._announced:
                 raise TransferError(f"message {message.tag} is on its way already")
-            size = len(message.blocks) * self._memory.block_bytes
+            size = self._memory.form_of(message.blocks).size_of(message.blocks)
             self._announced[message.tag] = _Outgoing(message, size)
             send_frame(sock, Frame(FrameKind.ANNOUNCE, message.tag, length=size))
         return True
@@ -460,7 +460,7 @@ class NixlSendingLink(TcpSendingLink):
         sound = (
             frame.offset == outgoing.placed
             and 0 < frame.length <= outgoing.size - outgoing.placed
-            and frame.length % self._memory.block_bytes == 0
+            and frame.length % self._memory.form_of(outgoing.message.blocks).nbytes == 0
             and sum(span.nbytes for span in frame.spans) == frame.length
             and all(span.nbytes for span in frame.spans)
         )
@@ -480,18 +480,19 @@ class NixlSendingLink(TcpSendingLink):
     def _begin_write(self, place: _Place, agent: NixlAgent, room: _RegisteredRoom) -> bool:
         """Write all that has a place, or the next piece of it by way of staging memory. False: there is no
         room."""
-        frame, block_bytes, lease = place.frame, self._memory.block_bytes, None
-        first = (frame.offset + place.started) // block_bytes
-        blocks = place.outgoing.message.blocks[first : (frame.offset + frame.length) // block_bytes]
+        frame, message, lease = place.frame, place.outgoing.message, None
+        form = self._memory.form_of(message.blocks)
+        first, end = (at // form.nbytes for at in (frame.offset + place.started, frame.offset + frame.length))
+        blocks = message.blocks[first * form.names : end * form.names]
         if self._whole is None:
-            blocks = blocks[: piece_blocks(block_bytes)]
-            lease = room.take(len(blocks) * block_bytes)
+            blocks = blocks[: piece_blocks(form.nbytes) * form.names]
+            lease = room.take(form.size_of(blocks))
             if lease is None:
                 return False
             room.untold.clear()
             self._memory.gather(blocks, lease.memory)
         views = _views(self._memory, blocks) if lease is None else [lease.memory]
-        notice = Notice(frame.tag, frame.offset + place.started, len(blocks) * block_bytes)
+        notice = Notice(frame.tag, frame.offset + place.started, form.size_of(blocks))
         ours, theirs = paired(
             [span_of(view) for view in views], cut(frame.spans, place.started, notice.length)
         )

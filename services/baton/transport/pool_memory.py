@@ -8,9 +8,19 @@ import torch
 from torch import Tensor
 
 from baton.net.certificates import TlsFiles
-from baton.transport.base import ConnectorSettings, DeviceStaging, DeviceView, PageMemory
+from baton.transport.base import (
+    BlockForm,
+    ConnectorSettings,
+    DeviceStaging,
+    DeviceView,
+    GroupPart,
+    PageMemory,
+)
+from baton.transport.block_names import GROUP_SHIFT, group_of, page_of, place_of
 from baton.transport.device_copies import DeviceCopies
+from baton.transport.page_geometry import Geometry, geometry_of, whole_part
 from baton.transport.staging import DEVICE_PIECE_BYTES, DEVICE_STAGING_BYTES, Staging, StagingRoom
+from baton_kernels.kv_layout import KVGroup, KVLayout, TokenKV
 
 
 def _settled(pages: Collection[int]) -> None:
@@ -18,18 +28,26 @@ def _settled(pages: Collection[int]) -> None:
 
 
 class PoolMemory:
-    """``baton.transport.base.KVMemory`` over the pool tensor
-    ``[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]``."""
+    """``baton.transport.base.KVMemory`` over a pool tensor: the pages ``[num_pages, numbers of a page]`` of a
+    layout or, of a model with one group, ``[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]``.
+    """
 
-    def __init__(self, pool: Tensor, settle: Callable[[Collection[int]], None] = _settled) -> None:
+    def __init__(
+        self,
+        pool: Tensor,
+        settle: Callable[[Collection[int]], None] = _settled,
+        layout: KVLayout | None = None,
+    ) -> None:
         """``settle``: returns when no copy that was started before reads or writes these pages, and may wait
-        for that on any thread. It matters on a device, where a copy runs after it was started."""
+        for that on any thread. It matters on a device, where a copy runs after it was started. ``layout``:
+        what the pages hold; None: what the pool's shape says."""
         if not pool.is_contiguous():
             raise ValueError("the KV pool must be contiguous: a block is one message")
         self._pool = pool
+        self.layout = _layout_of(pool) if layout is None else layout
         self._settle = settle
         on_device = pool.device.type == "cuda"
-        self._copies = DeviceCopies(pool.device, pool[0, 0].nbytes) if on_device else None
+        self._copies = DeviceCopies(pool.device, _largest_row(self.layout)) if on_device else None
 
     @property
     def device(self) -> int | None:
@@ -38,19 +56,6 @@ class PoolMemory:
         if device.type != "cuda":
             return None
         return torch.cuda.current_device() if device.index is None else device.index
-
-    @property
-    def num_heads(self) -> int:
-        return self._pool.shape[1]
-
-    @property
-    def num_layers(self) -> int:
-        return self._pool.shape[2]
-
-    @property
-    def token_bytes(self) -> int:
-        """Size of one token's K or V of one head in one layer, in bytes."""
-        return self._pool[0, 0, 0, 0, 0].nbytes
 
     def staging(self) -> Staging:
         """Return host memory for the pieces of this pool. For a pool on a device it is pinned, and allocated
@@ -92,29 +97,54 @@ class PoolMemory:
         if self._copies is not None:
             self._copies.enter()
 
-    def part(self, block_size: int, heads: range | None = None, layers: range | None = None) -> PageMemory:
-        """Return the pool as wire blocks of ``block_size`` tokens, with these heads and these layers (None:
-        all), both counted from the pool's first.
+    def part(self, block_size: int, parts: Sequence[GroupPart] | None = None) -> PageMemory:
+        """Return the pool as wire blocks of ``block_size`` tokens, with this part of each group (None: all),
+        counted from the pool's first head and the group's first layer here.
 
         With ``ratio`` wire blocks in a page, the wire block ``page * ratio + sub`` holds the page's tokens
-        from ``sub * block_size`` on. Its bytes are what a pool of that block size with these heads and layers
-        alone would hold: ``[heads, layers, 2, block_size, head_dim]``.
+        from ``sub * block_size`` on. Its bytes are what a block of that size with these heads and layers
+        alone would hold: ``[heads, layers, vectors, block_size, dim]``.
 
         Raises ValueError for a block size that does not divide the pool's, and for heads or layers that the
         pool does not have.
         """
-        _, num_heads, num_layers, _, pool_block_size, _ = self._pool.shape
-        heads = range(num_heads) if heads is None else heads
-        layers = range(num_layers) if layers is None else layers
-        if block_size < 1 or pool_block_size % block_size:
+        layout = self.layout
+        if block_size < 1 or layout.block_size % block_size:
             raise ValueError(
-                f"block_size {block_size} does not divide the pool's block size, {pool_block_size}"
+                f"block_size {block_size} does not divide the pool's block size, {layout.block_size}"
             )
-        for name, some, count in (("heads", heads, num_heads), ("layers", layers, num_layers)):
-            if not some or some.step != 1 or some.start < 0 or some.stop > count:
-                raise ValueError(f"{name} {some}: adjacent {name} out of 0 to {count - 1} are allowed")
-        ratio = pool_block_size // block_size
-        return _Part(self._pool, ratio, heads, layers, self._copies, self._settle)
+        if parts is None:
+            parts = [whole_part(group) for group in layout.groups]
+        if len(parts) != len(layout.groups):
+            raise ValueError(f"parts of {len(parts)} groups: the pool has {len(layout.groups)}")
+        for group, part in zip(layout.groups, parts, strict=True):
+            _check_part(group, part)
+        ratio = layout.block_size // block_size
+        geometries = [
+            geometry_of(layout, group, part, ratio) for group, part in zip(layout.groups, parts, strict=True)
+        ]
+        return _Part(self._pool, layout, ratio, geometries, self._copies, self._settle)
+
+
+def _layout_of(pool: Tensor) -> KVLayout:
+    """The layout of a pool of blocks of one group."""
+    _, heads, layers, vectors, block_size, dim = pool.shape
+    group = KVGroup(TokenKV(heads, vectors, dim), tuple(range(layers)), range(1), layers)
+    return KVLayout((group,), block_size, pool.itemsize, pool[0].nbytes)
+
+
+def _largest_row(layout: KVLayout) -> int:
+    """The largest row that a copy moves as one, in bytes."""
+    return max(geometry_of(layout, group, whole_part(group), 1).row_bytes for group in layout.groups)
+
+
+def _check_part(group: KVGroup, part: GroupPart) -> None:
+    if not part.heads and not part.layers:
+        return
+    heads = group.kv.heads if isinstance(group.kv, TokenKV) else group.kv.units
+    for name, some, count in (("heads", part.heads, heads), ("layers", part.layers, len(group.layers))):
+        if not some or some.step != 1 or some.start < 0 or some.stop > count:
+            raise ValueError(f"{name} {some}: adjacent {name} out of 0 to {count - 1} are allowed")
 
 
 class _Part:
@@ -123,107 +153,128 @@ class _Part:
     def __init__(
         self,
         pool: Tensor,
+        layout: KVLayout,
         ratio: int,
-        heads: range,
-        layers: range,
+        geometries: Sequence[Geometry],
         copies: DeviceCopies | None,
         settle: Callable[[Collection[int]], None],
     ) -> None:
-        num_blocks, num_heads, num_layers, two, _, _ = pool.shape
-        # A wire block is some rows of the pool, each contiguous: a head, or a part of each layer's K and V.
-        by_head = ratio == 1 and len(layers) == num_layers
-        rows_per_head = 1 if by_head else num_layers * two
-        of_head = range(1) if by_head else range(layers.start * two, layers.stop * two)
-        rows = [(head * rows_per_head + row) * ratio for head in heads for row in of_head]
-        self._num_blocks = num_blocks * ratio
+        self._num_blocks = len(pool) * ratio
         self._ratio = ratio
-        self._rows_per_page = num_heads * rows_per_head * ratio
-        self._rows = _in_words(pool).view(num_blocks * self._rows_per_page, -1)
-        self._rows_of_first = torch.tensor(rows)
-        self.block_bytes = len(rows) * self._rows[0].nbytes
-        self._page_bytes = pool[0].nbytes
-        self._strips = _strips(pool, heads, layers)
+        self._page_bytes = layout.page_bytes
+        self._geometries = geometries
+        self._forms = tuple(BlockForm(each.width, each.block_bytes) for each in geometries)
+        self._rows = [_rows(pool, layout.page_bytes, each.row_bytes) for each in geometries]
+        self._rows_of_block = [torch.tensor(each.rows, dtype=torch.int64) for each in geometries]
+        self._page_of_row = [torch.tensor(each.tables, dtype=torch.int64) for each in geometries]
         self._copies = copies
         self._settle = settle
         self._bytes = pool.view(torch.uint8).view(-1)
         self._pointer = pool.data_ptr()
-        in_place = copies is None and ratio == 1
-        self._pool_bytes = self._bytes.numpy().data if in_place else None
+        self._pool_bytes = self._bytes.numpy().data if copies is None else None
+
+    def form_of(self, blocks: Sequence[int]) -> BlockForm:
+        return self._forms[self._group(blocks)]
 
     def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
-        self._check(blocks)
+        group = self._group(blocks)
         pool = self._pool_bytes
-        return [] if pool is None else [pool[start : start + size] for start, size in self._spans(blocks)]
+        if pool is None or not self._geometries[group].is_whole:
+            return []
+        return [pool[start : start + size] for start, size in self._spans(group, blocks)]
 
     def on_device(self, blocks: Sequence[int]) -> list[DeviceView]:
-        self._check(blocks)
-        if self._copies is None or self._ratio > 1:
+        group = self._group(blocks)
+        if self._copies is None or not self._geometries[group].is_whole:
             return []
-        self._settle(blocks)
+        self._settle(self._pages(blocks))
         device, pool = self._copies.index, self._bytes
-        spans = self._spans(blocks)
+        spans = self._spans(group, blocks)
         return [DeviceView(device, self._pointer + start, size, pool) for start, size in spans]
 
     def whole(self) -> memoryview | DeviceView | None:
-        if self._copies is None or self._ratio > 1:
+        if self._ratio > 1:
+            return None
+        if self._copies is None:
             return self._pool_bytes
-        return DeviceView(self._copies.index, self._pointer, self._rows.nbytes, self._bytes)
+        return DeviceView(self._copies.index, self._pointer, self._bytes.nbytes, self._bytes)
 
-    def _spans(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the offset in the pool and the length, in bytes, of each contiguous run of these wire
-        blocks."""
-        size = self._page_bytes
-        if self.block_bytes == size:
-            return [(block * size, count * size) for block, count in _runs(blocks)]
-        return [(block * size + start, length) for block in blocks for start, length in self._strips]
+    def _spans(self, group: int, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the offset in the pool and the length, in bytes, of each contiguous run of these wire blocks
+        of a group that is not divided."""
+        size, geometry = self._page_bytes, self._geometries[group]
+        pages = [place_of(block) // self._ratio for block in blocks]
+        if geometry.width == 1 and geometry.strips == ((0, 0, size),):
+            return [(page * size, count * size) for page, count in _runs(pages)]
+        spans: list[tuple[int, int]] = []
+        for first in range(0, len(pages), geometry.width):
+            for table, start, length in geometry.strips:
+                start += pages[first + table] * size
+                if spans and sum(spans[-1]) == start:
+                    spans[-1] = (spans[-1][0], spans[-1][1] + length)
+                else:
+                    spans.append((start, length))
+        return spans
 
     def gather(self, blocks: Sequence[int], into: memoryview | DeviceView) -> None:
-        rows, copy = self._rows_of(blocks), self._as_rows(into)
+        group = self._group(blocks)
+        rows, copy = self._rows_of(group, blocks), self._as_rows(group, into)
         if self._copies is None:
-            torch.index_select(self._rows, 0, rows, out=copy)
+            torch.index_select(self._rows[group], 0, rows, out=copy)
         else:
             self._settle(self._pages(blocks))
-            self._copies.gather(self._rows, rows, copy)
+            self._copies.gather(self._rows[group], rows, copy)
 
     def scatter(self, blocks: Sequence[int], piece: memoryview | DeviceView) -> None:
-        rows, copy = self._rows_of(blocks), self._as_rows(piece)
+        group = self._group(blocks)
+        rows, copy = self._rows_of(group, blocks), self._as_rows(group, piece)
         if self._copies is None:
-            self._rows.index_copy_(0, rows, copy)
+            self._rows[group].index_copy_(0, rows, copy)
         else:
             self._settle(self._pages(blocks))
-            self._copies.scatter(self._rows, rows, copy)
+            self._copies.scatter(self._rows[group], rows, copy)
 
     def _pages(self, blocks: Sequence[int]) -> Collection[int]:
-        return blocks if self._ratio == 1 else {block // self._ratio for block in blocks}
+        if self._ratio == 1 and len(self._forms) == 1:
+            return blocks
+        return {page_of(block, self._ratio) for block in blocks}
 
-    def _as_rows(self, piece: memoryview | DeviceView) -> Tensor:
-        words = byte_tensor(piece).view(self._rows.dtype)
-        return words.view(-1, self._rows.shape[1])
+    def _as_rows(self, group: int, piece: memoryview | DeviceView) -> Tensor:
+        rows = self._rows[group]
+        return byte_tensor(piece).view(rows.dtype).view(-1, rows.shape[1])
 
-    def _rows_of(self, blocks: Sequence[int]) -> Tensor:
+    def _rows_of(self, group: int, blocks: Sequence[int]) -> Tensor:
         """Return the indices in ``_rows`` of the bytes of these wire blocks, in order."""
-        self._check(blocks)
-        first = [block // self._ratio * self._rows_per_page + block % self._ratio for block in blocks]
-        return (torch.tensor(first)[:, None] + self._rows_of_first).view(-1)
+        geometry, ratio = self._geometries[group], self._ratio
+        per_page, width = geometry.rows_per_page, geometry.width
+        places = [place_of(block) for block in blocks]
+        first = [place // ratio * per_page + place % ratio for place in places]
+        pages = torch.tensor(first).view(-1, width)
+        if width > 1:
+            pages = pages[:, self._page_of_row[group]]
+        return (pages + self._rows_of_block[group]).view(-1)
 
-    def _check(self, blocks: Sequence[int]) -> None:
-        """Raise ValueError for ids that the pool does not have: a slice would take an id beyond the pool's
-        end for fewer bytes, and a negative id for others."""
-        if not blocks or min(blocks) < 0 or max(blocks) >= self._num_blocks:
-            allowed = f"ids of 0 to {self._num_blocks - 1} are allowed, at least one"
-            raise ValueError(f"wire blocks {list(blocks)}: {allowed}")
+    def _group(self, blocks: Sequence[int]) -> int:
+        """Return the group of these wire blocks. Raises ValueError for names that the pool does not have: a
+        slice would take one beyond the pool's end for fewer bytes, and a negative one for others."""
+        group = group_of(blocks[0]) if blocks else -1
+        if 0 <= group < len(self._forms):
+            base, width = group << GROUP_SHIFT, self._forms[group].names
+            if base <= min(blocks) and max(blocks) < base + self._num_blocks and len(blocks) % width == 0:
+                return group
+        allowed = f"ids of 0 to {self._num_blocks - 1} are allowed, at least one"
+        if len(self._forms) > 1:
+            allowed += f", all of one of {len(self._forms)} groups, one for each page of a block"
+        raise ValueError(f"wire blocks {list(blocks)}: {allowed}")
 
 
-def _strips(pool: Tensor, heads: range, layers: range) -> list[tuple[int, int]]:
-    """Return the offset in a page and the length, in bytes, of each contiguous run of these heads and
-    layers."""
-    page = pool[0]
-    if len(layers) == page.shape[1]:
-        return [(page[: heads.start].nbytes, page[heads.start : heads.stop].nbytes)]
-    length, before = (
-        page[0, some].nbytes for some in (slice(layers.start, layers.stop), slice(layers.start))
-    )
-    return [(page[:head].nbytes + before, length) for head in heads]
+def _rows(pool: Tensor, page_bytes: int, row_bytes: int) -> Tensor:
+    """Return the pool as rows of so many bytes each, in words as long as they allow: gathering words costs
+    less than gathering numbers, and only bytes matter."""
+    words = {16: torch.complex128, 8: torch.int64}
+    dtype = next((dtype for size, dtype in words.items() if row_bytes % size == 0), torch.uint8)
+    rows = pool.view(torch.uint8).view(len(pool) * (page_bytes // row_bytes), row_bytes)
+    return rows.view(dtype)
 
 
 def byte_tensor(memory: memoryview | DeviceView) -> Tensor:
@@ -255,11 +306,3 @@ def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((block, 1))
     return runs
-
-
-def _in_words(pool: Tensor) -> Tensor:
-    """Return the pool with its last dimension in words as long as it allows: gathering words costs less than
-    gathering numbers, and only bytes matter."""
-    row_bytes = pool.shape[-1] * pool.itemsize
-    words = {16: torch.complex128, 8: torch.int64}
-    return pool.view(next((dtype for size, dtype in words.items() if row_bytes % size == 0), torch.uint8))

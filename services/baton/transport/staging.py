@@ -31,10 +31,10 @@ def piece_blocks(block_bytes: int, piece_bytes: int = PIECE_BYTES) -> int:
 
 
 def pieces(
-    blocks: Sequence[int], block_bytes: int, piece_bytes: int = PIECE_BYTES
+    blocks: Sequence[int], block_bytes: int, piece_bytes: int = PIECE_BYTES, names: int = 1
 ) -> Iterator[Sequence[int]]:
-    """Yield the blocks of each piece of a message, in order."""
-    count = piece_blocks(block_bytes, piece_bytes)
+    """Yield the blocks of each piece of a message, in order. ``names``: those of one block."""
+    count = piece_blocks(block_bytes, piece_bytes) * names
     return (blocks[start : start + count] for start in range(0, len(blocks), count))
 
 

@@ -127,15 +127,10 @@ class _SocketThread:
         except RuntimeError:  # the loop is closed: the process is ending
             log.debug("a completion came after the event loop had ended")
 
-    def _take_room(self, sock: socket.socket, num_blocks: int) -> memoryview:
-        """Return memory for a piece of ``num_blocks`` wire blocks, once there is room. Runs on the link's
-        thread."""
-        size = num_blocks * self._memory.block_bytes
-        return wait_for_room(self._room, size, self._room_freed, sock)
-
     @contextlib.contextmanager
-    def _staged(self, sock: socket.socket, num_blocks: int) -> Iterator[memoryview]:
-        piece = self._take_room(sock, num_blocks)
+    def _staged(self, sock: socket.socket, size: int) -> Iterator[memoryview]:
+        """Lend memory for a piece of ``size`` bytes, once there is room. Runs on the link's thread."""
+        piece = wait_for_room(self._room, size, self._room_freed, sock)
         try:
             yield piece
         finally:
@@ -233,19 +228,22 @@ class TcpReceivingLink(_SocketThread):
             receive = self._posted.pop(tag, None)
             if receive is not None:
                 self._matched.append(receive)
-        expected = len(receive.blocks) * self._memory.block_bytes if receive is not None else size
+        expected = size
+        if receive is not None:
+            expected = self._memory.form_of(receive.blocks).size_of(receive.blocks)
         if size != expected:
             raise TransferError(f"message {tag} has {size} bytes, {expected} were posted")
         return receive
 
     def _take(self, stream: Stream, receive: Receive) -> None:
         """Get the bytes of a message, whose header was read, into its blocks."""
-        for blocks in pieces(receive.blocks, self._memory.block_bytes, self._room.piece_bytes):
+        form = self._memory.form_of(receive.blocks)
+        for blocks in pieces(receive.blocks, form.nbytes, self._room.piece_bytes, form.names):
             views = self._memory.in_place(blocks)
             if views:
                 stream.read_into(views)
                 continue
-            with self._staged(stream.sock, len(blocks)) as piece:
+            with self._staged(stream.sock, form.size_of(blocks)) as piece:
                 stream.read_into([piece])
                 self._memory.scatter(blocks, piece)
         self._complete(receive)
@@ -327,20 +325,21 @@ class TcpSendingLink(_SocketThread):
 
     def _put(self, stream: Stream, message: OutgoingMessage) -> None:
         """Send a message, header and bytes."""
-        lead = [self._header(message)]
-        for blocks in pieces(message.blocks, self._memory.block_bytes, self._room.piece_bytes):
+        lead, form = [self._header(message)], self._memory.form_of(message.blocks)
+        for blocks in pieces(message.blocks, form.nbytes, self._room.piece_bytes, form.names):
             views = self._memory.in_place(blocks)
             if views:
                 stream.write(lead + views)
             else:
-                with self._staged(stream.sock, len(blocks)) as piece:
+                with self._staged(stream.sock, form.size_of(blocks)) as piece:
                     self._memory.gather(blocks, piece)
                     stream.write([*lead, piece])
             lead = []
         self._post(settle, message.done, None)
 
     def _header(self, message: OutgoingMessage) -> memoryview:
-        return memoryview(_HEADER.pack(message.tag, len(message.blocks) * self._memory.block_bytes))
+        size = self._memory.form_of(message.blocks).size_of(message.blocks)
+        return memoryview(_HEADER.pack(message.tag, size))
 
     def _wake(self) -> None:
         self._queue.put(None)

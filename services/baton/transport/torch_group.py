@@ -29,6 +29,7 @@ import logging
 import os
 import queue
 import socket
+import struct
 import threading
 import time
 import weakref
@@ -87,6 +88,7 @@ _AHEAD = 16
 """Most transfers that the library has at a time: its own handshake for one passes while another moves."""
 _VERBS = "libibverbs.so.1"
 """The library by which NCCL reaches RDMA devices. It looks for it when it makes its first communicator."""
+_FORM = struct.Struct("!Q")
 _DECODE, _PREFILL = 0, 1
 _MESSAGE, _MARK, _RECEIPT, _NEVER = range(4)
 """The tags of Gloo's messages."""
@@ -394,6 +396,15 @@ Piece = memoryview | DeviceView
 """Memory for a piece, of the kind that the library takes."""
 
 
+def _read_form(stream: Stream) -> int:
+    """Read the size of a message's blocks, which stands behind its header: also a message that goes nowhere
+    must be taken in the pieces in which it was sent."""
+    form = memoryview(bytearray(_FORM.size))
+    stream.read_into([form])
+    (block_bytes,) = _FORM.unpack(form)
+    return int(block_bytes)
+
+
 class _GroupReceivingLink(TcpReceivingLink):
     _pair: _Pair | None = None
     make_pair: MakePair
@@ -410,15 +421,18 @@ class _GroupReceivingLink(TcpReceivingLink):
     def _take(self, stream: Stream, receive: Receive) -> None:
         assert self._pair is not None
         sock, missing = stream.sock, len(receive.blocks)
-        for blocks in pieces(receive.blocks, self._memory.block_bytes, self.pieces.piece_bytes):
+        form = self._memory.form_of(receive.blocks)
+        if _read_form(stream) != form.nbytes:
+            raise TransferError(f"a message has blocks of other sizes than {form.nbytes} bytes")
+        for blocks in pieces(receive.blocks, form.nbytes, self.pieces.piece_bytes, form.names):
             missing -= len(blocks)
             views = _views(self._memory, blocks, self._pair)
-            staged = None if len(views) == 1 else self._take_piece(sock, len(blocks))
+            staged = None if len(views) == 1 else self._take_piece(sock, form.size_of(blocks))
             over = partial(self._landed, receive if missing == 0 else None, blocks, staged)
             self._pair.receive(staged or views[0], over, partial(connected, sock))
 
-    def _take_piece(self, sock: socket.socket, num_blocks: int) -> Piece:
-        return wait_for_room(self.pieces, num_blocks * self._memory.block_bytes, self._room_freed, sock)
+    def _take_piece(self, sock: socket.socket, size: int) -> Piece:
+        return wait_for_room(self.pieces, size, self._room_freed, sock)
 
     def _landed(
         self, complete: Receive | None, blocks: Sequence[int], staged: Piece | None, ok: bool
@@ -433,11 +447,11 @@ class _GroupReceivingLink(TcpReceivingLink):
     def _discard(self, stream: Stream, size: int) -> None:
         """Take a message that was cancelled into no blocks, in the same pieces as it was sent."""
         assert self._pair is not None
-        count, odd = divmod(size, self._memory.block_bytes)
-        if odd:
-            raise TransferError(f"a message has {size} bytes, no multiple of {self._memory.block_bytes}")
-        for blocks in pieces(range(count), self._memory.block_bytes, self.pieces.piece_bytes):
-            scratch = self._take_piece(stream.sock, len(blocks))
+        block_bytes = _read_form(stream)
+        if not block_bytes or size % block_bytes:
+            raise TransferError(f"a message has {size} bytes, no multiple of {block_bytes}")
+        for blocks in pieces(range(size // block_bytes), block_bytes, self.pieces.piece_bytes):
+            scratch = self._take_piece(stream.sock, len(blocks) * block_bytes)
             self._pair.receive(scratch, partial(self._let_go, scratch), partial(connected, stream.sock))
 
     def _let_go(self, scratch: Piece, ok: bool) -> None:
@@ -496,15 +510,15 @@ class _GroupSendingLink(TcpSendingLink):
 
     def _put(self, stream: Stream, message: OutgoingMessage) -> None:
         assert self._pair is not None
-        stream.write([self._header(message)])
+        form, room = self._memory.form_of(message.blocks), self._pieces
+        stream.write([self._header(message), memoryview(_FORM.pack(form.nbytes))])
         sock, missing = stream.sock, len(message.blocks)
-        block_bytes, room = self._memory.block_bytes, self._pieces
-        for blocks in pieces(message.blocks, block_bytes, room.piece_bytes):
+        for blocks in pieces(message.blocks, form.nbytes, room.piece_bytes, form.names):
             missing -= len(blocks)
             views = _views(self._memory, blocks, self._pair)
             staged = None
             if len(views) != 1:
-                staged = wait_for_room(room, len(blocks) * block_bytes, self._room_freed, sock)
+                staged = wait_for_room(room, form.size_of(blocks), self._room_freed, sock)
             if staged is not None:
                 self._memory.gather(blocks, staged)
             over = partial(self._sent, message if missing == 0 else None, staged)

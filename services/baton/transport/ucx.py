@@ -366,7 +366,7 @@ class UcxReceivingLink(_UcxLink):
 
     def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
-        receive = _Receive(self, tag, tuple(blocks), len(blocks) * self._memory.block_bytes, done)
+        receive = _Receive(self, tag, tuple(blocks), self._memory.form_of(blocks).size_of(blocks), done)
         if self._closed or self._ended:
             done.set_exception(TransferError("the link is closed"))
         elif not self._table.post(_wire_tag(self._token, tag), receive):
@@ -393,8 +393,9 @@ class UcxReceivingLink(_UcxLink):
         or None."""
         if self._arriving is not None and self._arriving is not receive:
             return f"message {receive.tag} began before the end of message {self._arriving.tag}"
-        count, odd = divmod(size, self._memory.block_bytes)
-        if odd or not 0 < count <= piece_blocks(self._memory.block_bytes, self.piece_bytes):
+        block_bytes = self._memory.form_of(receive.blocks).nbytes
+        count, odd = divmod(size, block_bytes)
+        if odd or not 0 < count <= piece_blocks(block_bytes, self.piece_bytes):
             return f"message {receive.tag} has a piece of {size} bytes"
         if last != (receive.announced + size == receive.size):
             return f"message {receive.tag} has more or less than the {receive.size} bytes posted"
@@ -402,8 +403,9 @@ class UcxReceivingLink(_UcxLink):
 
     def place(self, driver: Driver, receive: _Receive, size: int) -> _Landing | None:
         """Return memory for the next piece of a message, or None if there is no room."""
-        first = receive.announced // self._memory.block_bytes
-        blocks = receive.blocks[first : first + size // self._memory.block_bytes]
+        form = self._memory.form_of(receive.blocks)
+        first, count = receive.announced // form.nbytes, size // form.nbytes
+        blocks = receive.blocks[first * form.names : (first + count) * form.names]
         views = self._views(blocks)
         if len(views) == 1:
             return _Landing(blocks, views[0])
@@ -501,14 +503,14 @@ class UcxSendingLink(_UcxLink):
 
     def _start_piece(self, message: _Message) -> bool:
         """Start the next piece of a message. False: there is no room for it at present."""
-        driver, block_bytes = self._driver, self._memory.block_bytes
+        driver, form = self._driver, self._memory.form_of(message.blocks)
         assert driver is not None
-        most = piece_blocks(block_bytes, self._piece_bytes)
+        most = piece_blocks(form.nbytes, self._piece_bytes) * form.names
         blocks = message.blocks[message.started : message.started + most]
         views = self._views(blocks)
         staged = None
         if len(views) != 1:
-            staged = self._room.take(len(blocks) * block_bytes, self._pump_soon)
+            staged = self._room.take(form.size_of(blocks), self._pump_soon)
             if staged is None:
                 return False
         message.started += len(blocks)

@@ -28,7 +28,7 @@ from baton.v1 import parts_pb2 as baton_dot_v1_dot_parts__pb2
 from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/handoff.proto\x12\x08\x62\x61ton.v1\x1a\x17\x62\x61ton/v1/greeting.proto\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x14\x62\x61ton/v1/parts.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\xde\x01\n\rCompatibility\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x10\n\x08kv_dtype\x18\x04 \x01(\t\x12\x0e\n\x06layout\x18\x05 \x01(\t\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x14\n\x0cquantization\x18\n \x01(\t\x12\x12\n\nencryption\x18\x32 \x01(\t\"\x99\x03\n\x0ePrefillMessage\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.baton.v1.LinkOpenH\x00\x12\x1c\n\x03\x61sk\x18\x02 \x01(\x0b\x32\r.baton.v1.AskH\x00\x12 \n\x05ready\x18\x03 \x01(\x0b\x32\x0f.baton.v1.ReadyH\x00\x12/\n\rsend_complete\x18\x04 \x01(\x0b\x32\x16.baton.v1.SendCompleteH\x00\x12$\n\x07\x64rained\x18\x05 \x01(\x0b\x32\x11.baton.v1.DrainedH\x00\x12&\n\x08withdraw\x18\x06 \x01(\x0b\x32\x12.baton.v1.WithdrawH\x00\x12(\n\theartbeat\x18\x07 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x12&\n\x08greeting\x18( \x01(\x0b\x32\x12.baton.v1.GreetingH\x00\x12 \n\x05proof\x18) \x01(\x0b\x32\x0f.baton.v1.ProofH\x00\x12%\n\x04part\x18* \x01(\x0b\x32\x15.baton.v1.MessagePartH\x00\x42\t\n\x07message\"\xfb\x02\n\rDecodeMessage\x12&\n\x06\x61\x63\x63\x65pt\x18\x01 \x01(\x0b\x32\x14.baton.v1.LinkAcceptH\x00\x12&\n\x06refuse\x18\x02 \x01(\x0b\x32\x14.baton.v1.LinkRefuseH\x00\x12\"\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x10.baton.v1.CreditH\x00\x12$\n\x07\x64\x65\x63line\x18\x04 \x01(\x0b\x32\x11.baton.v1.DeclineH\x00\x12 \n\x05grant\x18\x05 \x01(\x0b\x32\x0f.baton.v1.GrantH\x00\x12$\n\x07release\x18\x06 \x01(\x0b\x32\x11.baton.v1.ReleaseH\x00\x12)\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x17.baton.v1.CancelHandoffH\x00\x12(\n\theartbeat\x18\x08 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x12(\n\tchallenge\x18( \x01(\x0b\x32\x13.baton.v1.ChallengeH\x00\x42\t\n\x07message\"\xd2\x01\n\x08LinkOpen\x12\x1b\n\x13prefill_incarnation\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x02 \x01(\t\x12.\n\rcompatibility\x18\x03 \x01(\x0b\x32\x17.baton.v1.Compatibility\x12\x12\n\nconnectors\x18\x04 \x03(\t\x12\x17\n\x0fprefill_address\x18\x05 \x01(\t\x12\x0e\n\x06verify\x18\x06 \x01(\x08\x12 \n\x05ranks\x18\x07 \x03(\x0b\x32\x11.baton.v1.KVShard\"Y\n\x07KVShard\x12\x12\n\nfirst_head\x18\x01 \x01(\r\x12\x11\n\tnum_heads\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\"\xc1\x01\n\nLinkAccept\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tconnector\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x12\n\ndata_token\x18\x05 \x01(\x0c\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x0e\n\x06verify\x18\x07 \x01(\x08\x12\'\n\x08\x63hannels\x18\x08 \x03(\x0b\x32\x15.baton.v1.DataChannel\"z\n\x0b\x44\x61taChannel\x12\x14\n\x0cprefill_rank\x18\x01 \x01(\r\x12\x13\n\x0b\x64\x65\x63ode_rank\x18\x02 \x01(\r\x12 \n\x05shard\x18\x03 \x01(\x0b\x32\x11.baton.v1.KVShard\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05token\x18\x05 \x01(\x0c\"+\n\nLinkRefuse\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"+\n\x04Name\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xf1\x01\n\x03\x41sk\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12(\n\x06params\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06handle\x18\x06 \x01(\x0c\x12$\n\x08priority\x18\x07 \x01(\x0b\x32\x12.baton.v1.Priority\x12\x1d\n\x05\x66orks\x18\n \x03(\x0b\x32\x0e.baton.v1.Fork\x12\x12\n\ncache_salt\x18\x1e \x01(\x0c\"&\n\x06\x43redit\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x07\x44\x65\x63line\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\telsewhere\x18\x03 \x01(\x08\"%\n\x05Ready\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x05Grant\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12#\n\x08segments\x18\x02 \x03(\x0b\x32\x11.baton.v1.Segment\"?\n\x07Segment\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\xcf\x01\n\x0cSendComplete\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\rtokens_digest\x18\x03 \x01(\x0c\x12\x14\n\x0cnum_segments\x18\x04 \x01(\r\x12$\n\x06\x66irsts\x18\x05 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x11\n\tchecksums\x18\x07 \x03(\x07\x12\x10\n\x08\x66lush_us\x18\x14 \x01(\x04\",\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\x0c\"\'\n\x07Release\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"-\n\rCancelHandoff\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"6\n\x07\x44rained\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"8\n\x08Withdraw\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0b\n\tHeartbeat2H\n\x07Handoff\x12=\n\x04Link\x12\x18.baton.v1.PrefillMessage\x1a\x17.baton.v1.DecodeMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/handoff.proto\x12\x08\x62\x61ton.v1\x1a\x17\x62\x61ton/v1/greeting.proto\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x14\x62\x61ton/v1/parts.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\xdb\x01\n\rCompatibility\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x10\n\x08kv_dtype\x18\x04 \x01(\t\x12\x0e\n\x06layout\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x14\n\x0cquantization\x18\n \x01(\t\x12%\n\x06groups\x18\x0b \x03(\x0b\x32\x15.baton.v1.KVGroupSpec\x12\x12\n\nencryption\x18\x32 \x01(\tJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t\"\x9c\x01\n\x0bKVGroupSpec\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06window\x18\x02 \x01(\r\x12\x0f\n\x07\x63hunked\x18\x03 \x01(\x08\x12\r\n\x05heads\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x0f\n\x07vectors\x18\x06 \x01(\r\x12\x0b\n\x03\x64im\x18\x07 \x01(\r\x12\r\n\x05units\x18\x08 \x01(\r\x12\x12\n\nstate_size\x18\t \x01(\r\"\x99\x03\n\x0ePrefillMessage\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.baton.v1.LinkOpenH\x00\x12\x1c\n\x03\x61sk\x18\x02 \x01(\x0b\x32\r.baton.v1.AskH\x00\x12 \n\x05ready\x18\x03 \x01(\x0b\x32\x0f.baton.v1.ReadyH\x00\x12/\n\rsend_complete\x18\x04 \x01(\x0b\x32\x16.baton.v1.SendCompleteH\x00\x12$\n\x07\x64rained\x18\x05 \x01(\x0b\x32\x11.baton.v1.DrainedH\x00\x12&\n\x08withdraw\x18\x06 \x01(\x0b\x32\x12.baton.v1.WithdrawH\x00\x12(\n\theartbeat\x18\x07 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x12&\n\x08greeting\x18( \x01(\x0b\x32\x12.baton.v1.GreetingH\x00\x12 \n\x05proof\x18) \x01(\x0b\x32\x0f.baton.v1.ProofH\x00\x12%\n\x04part\x18* \x01(\x0b\x32\x15.baton.v1.MessagePartH\x00\x42\t\n\x07message\"\xfb\x02\n\rDecodeMessage\x12&\n\x06\x61\x63\x63\x65pt\x18\x01 \x01(\x0b\x32\x14.baton.v1.LinkAcceptH\x00\x12&\n\x06refuse\x18\x02 \x01(\x0b\x32\x14.baton.v1.LinkRefuseH\x00\x12\"\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x10.baton.v1.CreditH\x00\x12$\n\x07\x64\x65\x63line\x18\x04 \x01(\x0b\x32\x11.baton.v1.DeclineH\x00\x12 \n\x05grant\x18\x05 \x01(\x0b\x32\x0f.baton.v1.GrantH\x00\x12$\n\x07release\x18\x06 \x01(\x0b\x32\x11.baton.v1.ReleaseH\x00\x12)\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x17.baton.v1.CancelHandoffH\x00\x12(\n\theartbeat\x18\x08 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x12(\n\tchallenge\x18( \x01(\x0b\x32\x13.baton.v1.ChallengeH\x00\x42\t\n\x07message\"\xd2\x01\n\x08LinkOpen\x12\x1b\n\x13prefill_incarnation\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x02 \x01(\t\x12.\n\rcompatibility\x18\x03 \x01(\x0b\x32\x17.baton.v1.Compatibility\x12\x12\n\nconnectors\x18\x04 \x03(\t\x12\x17\n\x0fprefill_address\x18\x05 \x01(\t\x12\x0e\n\x06verify\x18\x06 \x01(\x08\x12 \n\x05ranks\x18\x07 \x03(\x0b\x32\x11.baton.v1.KVShard\"6\n\x07KVShard\x12%\n\x06groups\x18\x05 \x03(\x0b\x32\x15.baton.v1.KVGroupPartJ\x04\x08\x01\x10\x05\"]\n\x0bKVGroupPart\x12\x12\n\nfirst_head\x18\x01 \x01(\r\x12\x11\n\tnum_heads\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\"\xc1\x01\n\nLinkAccept\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tconnector\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x12\n\ndata_token\x18\x05 \x01(\x0c\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x0e\n\x06verify\x18\x07 \x01(\x08\x12\'\n\x08\x63hannels\x18\x08 \x03(\x0b\x32\x15.baton.v1.DataChannel\"z\n\x0b\x44\x61taChannel\x12\x14\n\x0cprefill_rank\x18\x01 \x01(\r\x12\x13\n\x0b\x64\x65\x63ode_rank\x18\x02 \x01(\r\x12 \n\x05shard\x18\x03 \x01(\x0b\x32\x11.baton.v1.KVShard\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05token\x18\x05 \x01(\x0c\"+\n\nLinkRefuse\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"+\n\x04Name\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xf1\x01\n\x03\x41sk\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12(\n\x06params\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06handle\x18\x06 \x01(\x0c\x12$\n\x08priority\x18\x07 \x01(\x0b\x32\x12.baton.v1.Priority\x12\x1d\n\x05\x66orks\x18\n \x03(\x0b\x32\x0e.baton.v1.Fork\x12\x12\n\ncache_salt\x18\x1e \x01(\x0c\"&\n\x06\x43redit\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x07\x44\x65\x63line\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\telsewhere\x18\x03 \x01(\x08\"%\n\x05Ready\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x05Grant\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12#\n\x08segments\x18\x02 \x03(\x0b\x32\x11.baton.v1.Segment\"N\n\x07Segment\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\r\n\x05group\x18\x04 \x01(\r\"\xcf\x01\n\x0cSendComplete\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\rtokens_digest\x18\x03 \x01(\x0c\x12\x14\n\x0cnum_segments\x18\x04 \x01(\r\x12$\n\x06\x66irsts\x18\x05 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x11\n\tchecksums\x18\x07 \x03(\x07\x12\x10\n\x08\x66lush_us\x18\x14 \x01(\x04\",\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\x0c\"\'\n\x07Release\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"-\n\rCancelHandoff\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"6\n\x07\x44rained\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"8\n\x08Withdraw\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0b\n\tHeartbeat2H\n\x07Handoff\x12=\n\x04Link\x12\x18.baton.v1.PrefillMessage\x1a\x17.baton.v1.DecodeMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,49 +36,53 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.handoff_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMPATIBILITY']._serialized_start=133
-  _globals['_COMPATIBILITY']._serialized_end=355
-  _globals['_PREFILLMESSAGE']._serialized_start=358
-  _globals['_PREFILLMESSAGE']._serialized_end=767
-  _globals['_DECODEMESSAGE']._serialized_start=770
-  _globals['_DECODEMESSAGE']._serialized_end=1149
-  _globals['_LINKOPEN']._serialized_start=1152
-  _globals['_LINKOPEN']._serialized_end=1362
-  _globals['_KVSHARD']._serialized_start=1364
-  _globals['_KVSHARD']._serialized_end=1453
-  _globals['_LINKACCEPT']._serialized_start=1456
-  _globals['_LINKACCEPT']._serialized_end=1649
-  _globals['_DATACHANNEL']._serialized_start=1651
-  _globals['_DATACHANNEL']._serialized_end=1773
-  _globals['_LINKREFUSE']._serialized_start=1775
-  _globals['_LINKREFUSE']._serialized_end=1818
-  _globals['_NAME']._serialized_start=1820
-  _globals['_NAME']._serialized_end=1863
-  _globals['_ASK']._serialized_start=1866
-  _globals['_ASK']._serialized_end=2107
-  _globals['_CREDIT']._serialized_start=2109
-  _globals['_CREDIT']._serialized_end=2147
-  _globals['_DECLINE']._serialized_start=2149
-  _globals['_DECLINE']._serialized_end=2223
-  _globals['_READY']._serialized_start=2225
-  _globals['_READY']._serialized_end=2262
-  _globals['_GRANT']._serialized_start=2264
-  _globals['_GRANT']._serialized_end=2338
-  _globals['_SEGMENT']._serialized_start=2340
-  _globals['_SEGMENT']._serialized_end=2403
-  _globals['_SENDCOMPLETE']._serialized_start=2406
-  _globals['_SENDCOMPLETE']._serialized_end=2613
-  _globals['_FIRSTTOKEN']._serialized_start=2615
-  _globals['_FIRSTTOKEN']._serialized_end=2659
-  _globals['_RELEASE']._serialized_start=2661
-  _globals['_RELEASE']._serialized_end=2700
-  _globals['_CANCELHANDOFF']._serialized_start=2702
-  _globals['_CANCELHANDOFF']._serialized_end=2747
-  _globals['_DRAINED']._serialized_start=2749
-  _globals['_DRAINED']._serialized_end=2803
-  _globals['_WITHDRAW']._serialized_start=2805
-  _globals['_WITHDRAW']._serialized_end=2861
-  _globals['_HEARTBEAT']._serialized_start=2863
-  _globals['_HEARTBEAT']._serialized_end=2874
-  _globals['_HANDOFF']._serialized_start=2876
-  _globals['_HANDOFF']._serialized_end=2948
+  _globals['_COMPATIBILITY']._serialized_end=352
+  _globals['_KVGROUPSPEC']._serialized_start=355
+  _globals['_KVGROUPSPEC']._serialized_end=511
+  _globals['_PREFILLMESSAGE']._serialized_start=514
+  _globals['_PREFILLMESSAGE']._serialized_end=923
+  _globals['_DECODEMESSAGE']._serialized_start=926
+  _globals['_DECODEMESSAGE']._serialized_end=1305
+  _globals['_LINKOPEN']._serialized_start=1308
+  _globals['_LINKOPEN']._serialized_end=1518
+  _globals['_KVSHARD']._serialized_start=1520
+  _globals['_KVSHARD']._serialized_end=1574
+  _globals['_KVGROUPPART']._serialized_start=1576
+  _globals['_KVGROUPPART']._serialized_end=1669
+  _globals['_LINKACCEPT']._serialized_start=1672
+  _globals['_LINKACCEPT']._serialized_end=1865
+  _globals['_DATACHANNEL']._serialized_start=1867
+  _globals['_DATACHANNEL']._serialized_end=1989
+  _globals['_LINKREFUSE']._serialized_start=1991
+  _globals['_LINKREFUSE']._serialized_end=2034
+  _globals['_NAME']._serialized_start=2036
+  _globals['_NAME']._serialized_end=2079
+  _globals['_ASK']._serialized_start=2082
+  _globals['_ASK']._serialized_end=2323
+  _globals['_CREDIT']._serialized_start=2325
+  _globals['_CREDIT']._serialized_end=2363
+  _globals['_DECLINE']._serialized_start=2365
+  _globals['_DECLINE']._serialized_end=2439
+  _globals['_READY']._serialized_start=2441
+  _globals['_READY']._serialized_end=2478
+  _globals['_GRANT']._serialized_start=2480
+  _globals['_GRANT']._serialized_end=2554
+  _globals['_SEGMENT']._serialized_start=2556
+  _globals['_SEGMENT']._serialized_end=2634
+  _globals['_SENDCOMPLETE']._serialized_start=2637
+  _globals['_SENDCOMPLETE']._serialized_end=2844
+  _globals['_FIRSTTOKEN']._serialized_start=2846
+  _globals['_FIRSTTOKEN']._serialized_end=2890
+  _globals['_RELEASE']._serialized_start=2892
+  _globals['_RELEASE']._serialized_end=2931
+  _globals['_CANCELHANDOFF']._serialized_start=2933
+  _globals['_CANCELHANDOFF']._serialized_end=2978
+  _globals['_DRAINED']._serialized_start=2980
+  _globals['_DRAINED']._serialized_end=3034
+  _globals['_WITHDRAW']._serialized_start=3036
+  _globals['_WITHDRAW']._serialized_end=3092
+  _globals['_HEARTBEAT']._serialized_start=3094
+  _globals['_HEARTBEAT']._serialized_end=3105
+  _globals['_HANDOFF']._serialized_start=3107
+  _globals['_HANDOFF']._serialized_end=3179
 # @@protoc_insertion_point(module_scope)

@@ -36,11 +36,9 @@ class Compatibility(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
-    NUM_KV_HEADS_FIELD_NUMBER: _builtins.int
-    NUM_LAYERS_FIELD_NUMBER: _builtins.int
-    HEAD_DIM_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     ENCRYPTION_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     model: _builtins.str
@@ -48,15 +46,16 @@ class Compatibility(_message.Message):
     kv_dtype: _builtins.str
     layout: _builtins.str
     """the order of the pool's dimensions"""
-    num_kv_heads: _builtins.int
-    num_layers: _builtins.int
-    head_dim: _builtins.int
     block_size: _builtins.int
     """may differ, if one divides the other"""
     quantization: _builtins.str
     """of the weights that KV is computed with; empty: none"""
     encryption: _builtins.str
     """of data connections; empty: none"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVGroupSpec]:
+        """in the order in which segments and shards number them"""
+
     def __init__(
         self,
         *,
@@ -65,20 +64,70 @@ class Compatibility(_message.Message):
         revision: _builtins.str = ...,
         kv_dtype: _builtins.str = ...,
         layout: _builtins.str = ...,
-        num_kv_heads: _builtins.int = ...,
-        num_layers: _builtins.int = ...,
-        head_dim: _builtins.int = ...,
         block_size: _builtins.int = ...,
         quantization: _builtins.str = ...,
+        groups: _abc.Iterable[Global___KVGroupSpec] | None = ...,
         encryption: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "encryption", b"encryption", "head_dim", b"head_dim", "kv_dtype", b"kv_dtype", "layout", b"layout", "model", b"model", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "protocol", b"protocol", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "encryption", b"encryption", "groups", b"groups", "kv_dtype", b"kv_dtype", "layout", b"layout", "model", b"model", "protocol", b"protocol", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Compatibility: _TypeAlias = Compatibility  # noqa: Y015
+
+@_typing.final
+class KVGroupSpec(_message.Message):
+    """What a group of layers of the whole model keeps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    CHUNKED_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    VECTORS_FIELD_NUMBER: _builtins.int
+    DIM_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    STATE_SIZE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """full, window, latent or state"""
+    window: _builtins.int
+    """tokens that a query sees; 0: all"""
+    chunked: _builtins.bool
+    """the window is the query's own run of so many tokens"""
+    heads: _builtins.int
+    layers: _builtins.int
+    vectors: _builtins.int
+    """of a token and head"""
+    dim: _builtins.int
+    """numbers of a vector"""
+    units: _builtins.int
+    """of a state, that ranks may share out"""
+    state_size: _builtins.int
+    """float32 numbers of a unit's state"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        window: _builtins.int = ...,
+        chunked: _builtins.bool = ...,
+        heads: _builtins.int = ...,
+        layers: _builtins.int = ...,
+        vectors: _builtins.int = ...,
+        dim: _builtins.int = ...,
+        units: _builtins.int = ...,
+        state_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunked", b"chunked", "dim", b"dim", "heads", b"heads", "kind", b"kind", "layers", b"layers", "state_size", b"state_size", "units", b"units", "vectors", b"vectors", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KVGroupSpec: _TypeAlias = KVGroupSpec  # noqa: Y015
 
 @_typing.final
 class PrefillMessage(_message.Message):
@@ -244,7 +293,29 @@ Global___LinkOpen: _TypeAlias = LinkOpen  # noqa: Y015
 
 @_typing.final
 class KVShard(_message.Message):
-    """Part of a model's KV: adjacent heads of adjacent layers."""
+    """Part of a model's KV: of each group, in the order of Compatibility.groups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVGroupPart]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___KVGroupPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KVShard: _TypeAlias = KVShard  # noqa: Y015
+
+@_typing.final
+class KVGroupPart(_message.Message):
+    """Adjacent heads (of a state: units) of adjacent ones of a group's layers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -270,7 +341,7 @@ class KVShard(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___KVShard: _TypeAlias = KVShard  # noqa: Y015
+Global___KVGroupPart: _TypeAlias = KVGroupPart  # noqa: Y015
 
 @_typing.final
 class LinkAccept(_message.Message):
@@ -528,7 +599,8 @@ Global___Ready: _TypeAlias = Ready  # noqa: Y015
 @_typing.final
 class Grant(_message.Message):
     """Receives are posted. segments name runs of the request's blocks, each one message on the connector;
-    blocks that no segment names are already in decode's cache. Blocks are the link's, see LinkAccept.
+    blocks that no segment names are already in decode's cache, or no token behind the prompt sees them. Blocks are
+    the link's, see LinkAccept; a state is one block, number 0.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -560,19 +632,22 @@ class Segment(_message.Message):
     TAG_FIELD_NUMBER: _builtins.int
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     tag: _builtins.int
     first_block: _builtins.int
     num_blocks: _builtins.int
+    group: _builtins.int
     def __init__(
         self,
         *,
         tag: _builtins.int = ...,
         first_block: _builtins.int = ...,
         num_blocks: _builtins.int = ...,
+        group: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_block", b"first_block", "num_blocks", b"num_blocks", "tag", b"tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_block", b"first_block", "group", b"group", "num_blocks", b"num_blocks", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

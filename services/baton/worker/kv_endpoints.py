@@ -15,7 +15,7 @@ from baton.transport.ranks.endpoint import LocalEndpoint, RankAddress, RankEndpo
 from baton.transport.ranks.endpoints import RankEndpoints
 from baton.transport.ranks.frames import FrameError
 from baton.transport.ranks.remote import EndpointMissingError, RemoteEndpoint
-from baton.transport.ranks.shard import KVShard
+from baton.transport.ranks.shard import whole_shard
 
 log = logging.getLogger(__name__)
 
@@ -76,4 +76,4 @@ def _local(memory: PoolMemory, connector: str, settings: ConnectorSettings) -> L
     """Return the endpoint of this process, the leader, which holds the first heads of the first layers."""
     memory.enter()  # the libraries meet the device's memory on this thread too
     connectors = registry.available(connector, settings)
-    return LocalEndpoint(connectors, memory, KVShard(range(memory.num_heads), range(memory.num_layers)))
+    return LocalEndpoint(connectors, memory, whole_shard(memory.layout.groups))

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from baton.core.role import Role, may_decode
 from baton.core.role_proto import role_to_proto
 from baton.engine.engine import Engine
+from baton.handoff import wire
 from baton.handoff.identity import PROTOCOL, compatibility_digest
 from baton.handoff.wiring import Wiring
 from baton.net import grpc_wakeups
@@ -58,6 +59,7 @@ from baton.worker.routers import Routers
 from baton.worker.server import make_server
 from baton.worker.service import WorkerService
 from baton.worker.switch_request import RoleIncarnation
+from baton_kernels.kv_layout import LayerKV, TokenKV
 
 if TYPE_CHECKING:
     from baton.engine.sampling.guidance import MaskStats
@@ -93,12 +95,24 @@ def start_timers(
 
 @dataclass(frozen=True, slots=True)
 class KVForm:
-    """The format of the KV of one head of one layer."""
+    """The format of the KV of one head of one layer of each group."""
 
     layout: str
     dtype: str
     element_bytes: int
-    head_dim: int
+    groups: tuple[LayerKV, ...]
+    """What a layer of each group keeps on a rank."""
+
+    def token_bytes(self, whole: KVShard) -> int:
+        """The bytes of a token that stay as long as its sequence, in all layers. Of a model that has only
+        windows or states: those of a token in its windows, or 1."""
+        kept = [
+            (kv, kv.vectors * kv.dim * self.element_bytes * part.size)
+            for kv, part in zip(self.groups, whole.groups, strict=True)
+            if isinstance(kv, TokenKV)
+        ]
+        stay = sum(size for kv, size in kept if kv.window is None)
+        return stay or sum(size for _, size in kept) or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +366,6 @@ class WorkerServer:
         self, address: str, whole: KVShard, compatibility: handoff_pb2.Compatibility
     ) -> worker_pb2.WorkerHello:
         limits, pool = self._engine.scheduler.limits, self._engine.pool
-        kv = self._served.kv
-        head_bytes = 2 * kv.head_dim * kv.element_bytes  # K and V of one head of one layer
         hello = worker_pb2.WorkerHello(
             model=self._config.model_name,
             revision=self._revision,
@@ -370,7 +382,7 @@ class WorkerServer:
             tells_blocks=limits.prefix_caching,
             longest_shared_prompt=limits.longest_shared_prompt or 0,
             kv_groups=groups_of(self._engine.scheduler.layout),
-            kv_bytes_per_token=len(whole.heads) * len(whole.layers) * head_bytes,
+            kv_bytes_per_token=self._served.kv.token_bytes(whole),
             compatibility=compatibility_digest(compatibility),
             tokenizer=self._served.tokenizer,
         )
@@ -384,9 +396,7 @@ class WorkerServer:
             revision=self._revision,
             kv_dtype=kv.dtype,
             layout=kv.layout,
-            num_kv_heads=len(whole.heads),
-            num_layers=len(whole.layers),
-            head_dim=kv.head_dim,
+            groups=[wire.spec_of(kept, part) for kept, part in zip(kv.groups, whole.groups, strict=True)],
             block_size=self._engine.pool.block_size,
             quantization="" if self._config.quantization == "none" else self._config.quantization,
             encryption=encryption(self._config.connector, self._config.tls),

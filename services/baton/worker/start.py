@@ -86,12 +86,20 @@ def _served(config: WorkerConfig, engine: Engine, revision: str, tokenizer: str,
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     kv, masks = runner.pool, runner.masks
-    memory = PoolMemory(kv) if engine.host is None else PoolMemory(kv, engine.host.settle)
+    layout = engine.layout
+    memory = (
+        PoolMemory(kv, layout=layout) if engine.host is None else PoolMemory(kv, engine.host.settle, layout)
+    )
     return Served(
         engine,
         revision,
         tokenizer,
-        KVForm(LAYOUT, str(kv.dtype).removeprefix("torch."), kv.element_size(), kv.shape[-1]),
+        KVForm(
+            LAYOUT,
+            str(kv.dtype).removeprefix("torch."),
+            kv.element_size(),
+            tuple(group.kv for group in layout.groups),
+        ),
         lambda on_crash: make_ends(
             memory,
             runner.ranks,

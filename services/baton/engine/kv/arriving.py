@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton_kernels.kv_layout import KVGroup, TokenKV
@@ -26,6 +27,17 @@ def needed_blocks(group: KVGroup, num_tokens: int, block_size: int) -> range:
     if not isinstance(group.kv, TokenKV):
         return range(1)
     return range(first_seen(group.kv.window, num_tokens) // block_size, -(-num_tokens // block_size))
+
+
+def runs_of(blocks: Iterable[int]) -> tuple[range, ...]:
+    """The runs of adjacent numbers in an ascending sequence."""
+    runs: list[range] = []
+    for block in blocks:
+        if runs and runs[-1].stop == block:
+            runs[-1] = range(runs[-1].start, block + 1)
+        else:
+            runs.append(range(block, block + 1))
+    return tuple(runs)
 
 
 @dataclass(frozen=True, slots=True)

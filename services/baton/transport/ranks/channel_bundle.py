@@ -1,8 +1,9 @@
 """Several data connections that the handoff sees as one link.
 
-Every message goes through all parts, each with its own heads and layers of the same blocks. A transfer is
-over when it is over in every part, so that no byte of it can move any more, and whole if it is whole in every
-part. The bundle is lost with any of its parts: the others are closed then, which ends their transfers.
+Every message goes through all parts that move something of its KV group, each with its own heads and layers
+of the same blocks. A transfer is over when it is over in every part, so that no byte of it can move any more,
+and whole if it is whole in every part. The bundle is lost with any of its parts: the others are closed then,
+which ends their transfers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class _Transfer:
     def __init__(self, on_failed: Callable[[], None]) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cancelled = False
+        self.parts: Sequence[DataLink] = ()
+        """The parts that it goes through."""
         self._on_failed = on_failed
         self._running = 0
         self._error: BaseException | None = None
@@ -82,14 +85,18 @@ class ChannelBundle:
             self._start_closing()
         self._on_lost()
 
-    @property
-    def block_bytes(self) -> int:
-        return sum(part.block_bytes for part in self._parts)
+    def size_of(self, blocks: Sequence[int]) -> int:
+        return sum(part.size_of(blocks) for part in self._parts)
+
+    def _parts_of(self, blocks: Sequence[int]) -> list[DataLink]:
+        """The parts through which these blocks go. Both sides' are the same pairs of ranks."""
+        return [part for part in self._parts if part.size_of(blocks)]
 
     async def checksum(self, blocks: Sequence[int]) -> int:
         """Return the CRC-32 of the parts' CRC-32s. When this is over, failed or not, all parts have read
         their pages."""
-        sums = await asyncio.gather(*(p.checksum(blocks) for p in self._parts), return_exceptions=True)
+        parts = self._parts_of(blocks)
+        sums = await asyncio.gather(*(part.checksum(blocks) for part in parts), return_exceptions=True)
         _raise_first(sums)
         return zlib.crc32(struct.pack(f"!{len(sums)}I", *sums))
 
@@ -98,7 +105,7 @@ class ChannelBundle:
         return asyncio.create_task(_all(waiting)) if waiting else None
 
     def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
-        receive = self._through_all(lambda part: part.post_receive(tag, blocks))
+        receive = self._through(blocks, lambda part: part.post_receive(tag, blocks))
         if not receive.done.done():
             self._receives[tag] = receive
             receive.done.add_done_callback(lambda _: self._receives.pop(tag, None))
@@ -112,21 +119,22 @@ class ChannelBundle:
         if receive is None:
             return False
         receive.cancelled = True
-        withdrawn = [part.cancel_receive(tag) for part in self._parts]  # every part is asked
+        withdrawn = [part.cancel_receive(tag) for part in receive.parts]  # every part is asked
         if not all(withdrawn):
             return False
         receive.settle(TransferError("cancelled before anything arrived"))
         return True
 
     def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
-        return self._through_all(lambda part: part.send(tag, blocks)).done
+        return self._through(blocks, lambda part: part.send(tag, blocks)).done
 
-    def _through_all(self, start: Callable[[DataLink], Awaitable[None]]) -> _Transfer:
+    def _through(self, blocks: Sequence[int], start: Callable[[DataLink], Awaitable[None]]) -> _Transfer:
         transfer = _Transfer(self.part_lost)
         if self._ended:
             transfer.settle(TransferError("the link is closed"))
             return transfer
-        for part in self._parts:
+        transfer.parts = self._parts_of(blocks)
+        for part in transfer.parts:
             transfer.follow(start(part))
         return transfer
 

@@ -16,9 +16,9 @@ _LAST_PORT = 65535
 class DataLink(Link, Protocol):
     """A link together with the part of the KV that it moves, in whatever process that is."""
 
-    @property
-    def block_bytes(self) -> int:
-        """Size of one wire block in bytes, of all heads and layers that the link moves."""
+    def size_of(self, blocks: Sequence[int]) -> int:
+        """Return the size of these wire blocks in bytes, of all heads and layers that the link moves; 0 if it
+        moves nothing of their group."""
 
     async def checksum(self, blocks: Sequence[int]) -> int:
         """Return the CRC-32 of these wire blocks as they lie here. The blocks must be pinned until it is
@@ -89,9 +89,8 @@ class LocalLink:
         self._link = link
         self._memory = memory
 
-    @property
-    def block_bytes(self) -> int:
-        return self._memory.block_bytes
+    def size_of(self, blocks: Sequence[int]) -> int:
+        return self._memory.form_of(blocks).size_of(blocks)
 
     async def checksum(self, blocks: Sequence[int]) -> int:
         return await checksum(self._memory, blocks)
@@ -149,8 +148,7 @@ class LocalEndpoint:
     def _part(self, cut: ChannelShape) -> PageMemory:
         if not cut.share.within(self.share):
             raise ValueError(f"{cut.share}: of {self.share} are allowed, which this rank holds")
-        here = cut.share.seen_from(self.share)
-        return self._memory.part(cut.block_size, here.heads, here.layers)
+        return self._memory.part(cut.block_size, cut.share.seen_from(self.share).groups)
 
     async def close(self) -> None:
         for connector in self._connectors.values():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.process.options import join_address, parse_address
-from baton.transport.base import TransferError
+from baton.transport.base import GroupPart, TransferError
 from baton.transport.data_listener import TOKEN_BYTES
 from baton.transport.ranks.channel_bundle import ChannelBundle
 from baton.transport.ranks.endpoint import ChannelShape, DataLink, RankAddress, RankEndpoint
@@ -38,8 +38,10 @@ class RankEndpoints:
         """The connectors that every rank has, the best first."""
         self.shares = tuple(rank.share for rank in self._ranks)
         self.whole = KVShard(
-            range(max(share.heads.stop for share in self.shares)),
-            range(max(share.layers.stop for share in self.shares)),
+            tuple(
+                GroupPart(range(max(p.heads.stop for p in parts)), range(max(p.layers.stop for p in parts)))
+                for parts in zip(*(share.groups for share in self.shares), strict=True)
+            )
         )
         """The model's whole KV."""
         self.drained_is_proof = all(rank.drained_is_proof for rank in self._ranks)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from baton.net.certificates import TlsFiles
+from baton.transport.base import GroupPart
 from baton.transport.ranks.endpoint import ChannelShape
 from baton.transport.ranks.shard import KVShard
 
@@ -30,20 +31,46 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, tag=lambda name: name
     """A frame. On the wire: its name and its fields, in order."""
 
 
+class WirePart(msgspec.Struct, frozen=True, array_like=True):
+    """``GroupPart``, in numbers."""
+
+    heads: tuple[int, int]
+    layers: tuple[int, int]
+
+
 class WireShape(msgspec.Struct, frozen=True, array_like=True):
     """``ChannelShape``, in numbers."""
 
     block_size: int
-    heads: tuple[int, int]
-    layers: tuple[int, int]
+    parts: tuple[WirePart, ...]
 
     @staticmethod
     def of(cut: ChannelShape) -> WireShape:
-        heads, layers = cut.share.heads, cut.share.layers
-        return WireShape(cut.block_size, (heads.start, heads.stop), (layers.start, layers.stop))
+        return WireShape(cut.block_size, wire_parts(cut.share))
 
     def cut(self) -> ChannelShape:
-        return ChannelShape(self.block_size, KVShard(range(*self.heads), range(*self.layers)))
+        return ChannelShape(self.block_size, shard_of_parts(self.parts))
+
+
+def wire_parts(share: KVShard) -> tuple[WirePart, ...]:
+    return tuple(
+        WirePart((part.heads.start, part.heads.stop), (part.layers.start, part.layers.stop))
+        for part in share.groups
+    )
+
+
+def shard_of_parts(parts: tuple[WirePart, ...]) -> KVShard:
+    return KVShard(tuple(GroupPart(range(*part.heads), range(*part.layers)) for part in parts))
+
+
+class CellForm(msgspec.Struct, frozen=True, array_like=True):
+    """The form of one KV group in a rank's pool."""
+
+    tables: int
+    """The pages of a block."""
+    nbytes: int
+    """The size of what one head of one layer keeps of a token or, of a state, of a sequence."""
+    is_state: bool
 
 
 class WireTls(msgspec.Struct, frozen=True, array_like=True):
@@ -170,10 +197,8 @@ class Hello(_Frame, frozen=True):
 
     connectors: tuple[str, ...]
     drained_is_proof: bool
-    heads: tuple[int, int]
-    layers: tuple[int, int]
-    token_bytes: int
-    """The size of K and V of one token in one head of one layer, in bytes."""
+    parts: tuple[WirePart, ...]
+    forms: tuple[CellForm, ...]
 
 
 class Unable(_Frame, frozen=True):

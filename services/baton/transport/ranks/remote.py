@@ -21,10 +21,10 @@ from functools import partial
 from typing import TypeVar
 
 from baton.net.certificates import TlsFiles
-from baton.transport.base import TransferError
+from baton.transport.base import BlockForm, TransferError
+from baton.transport.block_names import group_of
 from baton.transport.ranks import frames
 from baton.transport.ranks.endpoint import ChannelShape, DataLink
-from baton.transport.ranks.shard import KVShard
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ class RemoteEndpoint:
     def __init__(
         self, hello: frames.Hello, writer: asyncio.StreamWriter, on_crash: Callable[[], None]
     ) -> None:
-        self.share = KVShard(range(*hello.heads), range(*hello.layers))
+        self.share = frames.shard_of_parts(hello.parts)
         self.connectors = hello.connectors
         self.drained_is_proof = hello.drained_is_proof
-        self._token_bytes = hello.token_bytes
+        self._forms = hello.forms
         self._writer = writer
         self._on_crash = on_crash
         self._reading: asyncio.Task[None] | None = None
@@ -133,7 +133,13 @@ class RemoteEndpoint:
             raise ValueError(f"{cut.share}: of {self.share} are allowed, which this rank holds")
         self._last_link += 1
         self._links[self._last_link] = on_lost
-        return RemoteLink(self, self._last_link, cut.share.size * cut.block_size * self._token_bytes)
+        return RemoteLink(self, self._last_link, self._block_forms(cut))
+
+    def _block_forms(self, cut: ChannelShape) -> tuple[BlockForm, ...]:
+        return tuple(
+            BlockForm(form.tables, part.size * form.nbytes * (1 if form.is_state else cut.block_size))
+            for form, part in zip(self._forms, cut.share.groups, strict=True)
+        )
 
     async def close(self) -> None:
         """Have the rank close all its links and connectors, and its socket. A rank that does not, within a
@@ -261,12 +267,16 @@ def _fail(answer: asyncio.Future[T], reason: str) -> None:
 class RemoteLink:
     """``DataLink`` of a remote rank."""
 
-    def __init__(self, rank: RemoteEndpoint, number: int, block_bytes: int) -> None:
+    def __init__(self, rank: RemoteEndpoint, number: int, forms: Sequence[BlockForm]) -> None:
+        """``forms``: of each group's blocks."""
         self.number = number
-        self.block_bytes = block_bytes
+        self._forms = forms
         self._rank = rank
         self._in_place: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
+
+    def size_of(self, blocks: Sequence[int]) -> int:
+        return self._forms[group_of(blocks[0])].size_of(blocks)
 
     def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         receive = self._rank.call(lambda call: frames.PostReceiveFrame(call, self.number, tag, tuple(blocks)))

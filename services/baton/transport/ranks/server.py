@@ -19,6 +19,7 @@ from baton.transport.pool_memory import PoolMemory
 from baton.transport.ranks import frames
 from baton.transport.ranks.endpoint import DataLink, LocalEndpoint
 from baton.transport.ranks.shard import KVShard
+from baton_kernels.kv_layout import StateKV
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +79,14 @@ async def serve(
 
 
 def _hello(rank: LocalEndpoint, memory: PoolMemory) -> frames.Hello:
-    heads, layers = rank.share.heads, rank.share.layers
-    return frames.Hello(
-        rank.connectors,
-        rank.drained_is_proof,
-        (heads.start, heads.stop),
-        (layers.start, layers.stop),
-        2 * memory.token_bytes,
+    layout = memory.layout
+    forms = tuple(
+        frames.CellForm(len(group.tables), 4 * group.kv.size, True)
+        if isinstance(group.kv, StateKV)
+        else frames.CellForm(len(group.tables), group.kv.vectors * group.kv.dim * layout.element_bytes, False)
+        for group in layout.groups
     )
+    return frames.Hello(rank.connectors, rank.drained_is_proof, frames.wire_parts(rank.share), forms)
 
 
 class _Server:
