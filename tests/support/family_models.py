@@ -64,6 +64,7 @@ MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Ernie4_5_MoeForCausalLM": ("ernie45-moe", "ernie45-moe-biased"),
         "Qwen3NextForCausalLM": ("qwen3-next", "qwen3-next-odd"),
         "KimiLinearForCausalLM": ("kimi-linear", "kimi-linear-odd"),
+        "BailingMoeLinearV2ForCausalLM": ("ring-linear", "ring-linear-odd"),
         "Qwen3_5ForCausalLM": ("qwen3-5",),
         "Qwen3_5ForConditionalGeneration": ("qwen3-5-with-encoder",),
         "Qwen3_5MoeForCausalLM": ("qwen3-5-moe",),

@@ -20,7 +20,10 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from tests.support.ring_linear import RingLinearConfig, register
 from tests.support.tiny_models import Recipe, rope_of
+
+register()
 
 LINEAR, FULL = "linear_attention", "full_attention"
 GDN = {
@@ -84,8 +87,8 @@ def qwen3_5_moe_with_encoder(**fields: object) -> PretrainedConfig:
 
 @dataclass(frozen=True)
 class KimiLinear:
-    """A tiny Kimi-Linear as it is published: transformers names the MLPs of dense layers like experts, too, when
-    it saves them."""
+    """A tiny Kimi-Linear as it is published: transformers names the MLPs of dense layers like experts, too,
+    when it saves them."""
 
     recipe: Recipe
 
@@ -133,6 +136,22 @@ STATES: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
                     "n_shared_experts": 2,
                 },
             )
+        ),
+        "ring-linear": Recipe(RingLinearConfig, {"head_dim": 32, "num_hidden_layers": 4}),
+        "ring-linear-odd": Recipe(
+            RingLinearConfig,
+            {
+                "head_dim": 16,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 2,
+                "group_norm_size": 3,
+                "use_qk_norm": False,
+                "layer_group_size": 2,
+                "num_hidden_layers": 5,
+                "n_group": 1,
+                "topk_group": 1,
+                "norm_topk_prob": False,
+            },
         ),
         "qwen3-5": Recipe(Qwen3_5TextConfig, {**GDN, "head_dim": 16, "rope_parameters": MROPE}),
         "qwen3-5-with-encoder": Recipe(

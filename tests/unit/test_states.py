@@ -31,7 +31,7 @@ from tests.support.tiny_models import ModelDir, oracle_logits
 from tests.support.tiny_states import STATES
 
 ANSWER = 24
-MAIN = ("qwen3-next", "kimi-linear", "qwen3-5", "qwen3-5-moe")
+MAIN = ("qwen3-next", "kimi-linear", "ring-linear", "qwen3-5", "qwen3-5-moe")
 
 
 class OfLastRows(LaidOut):
@@ -99,9 +99,9 @@ def test_answers_are_those_of_transformers(name: str, model_dir: ModelDir) -> No
     assert tokens[len(ids) :] == choices.indices[:, 0].tolist()
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "kimi-linear", "kimi-linear-odd"])
+@pytest.mark.parametrize("name", ["qwen3-next", "kimi-linear", "kimi-linear-odd", "ring-linear"])
 def test_rows_that_are_wanted_alone(name: str, model_dir: ModelDir) -> None:
-    """The last layer is linear attention in two models, and latent attention in one."""
+    """The last layer is linear attention in two models, latent attention in one, and attention in one."""
     path, a, b = model_dir(name), prompt(50, 1), prompt(33, 2)
     laid = OfLastRows(load_model(path), 16)
     assert not len(laid.last({"a": a[:20], "d": b[:11]}))
@@ -152,6 +152,7 @@ def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("qwen3-next-odd", 4, 1),
         ("qwen3-next-odd", 1, 3),
         ("kimi-linear-odd", 4, 1),
+        ("ring-linear-odd", 1, 2),
     ],
 )
 def test_splits(name: str, tp_size: int, pp_size: int, model_dir: ModelDir) -> None:
@@ -167,9 +168,12 @@ def test_splits(name: str, tp_size: int, pp_size: int, model_dir: ModelDir) -> N
     assert_same(leader, torch.cat([oracle_logits(path, ids) for ids in (a, b)]))
 
 
-def test_a_split_through_key_heads_is_refused(model_dir: ModelDir) -> None:
-    config = ModelConfig.from_dir(model_dir("qwen3-next"))
-    with pytest.raises(ValueError, match=r"is 4; .*and linear attention of 2 key heads: 1, 2$"):
+@pytest.mark.parametrize(
+    ("name", "heads"), [("qwen3-next", "2 key heads"), ("ring-linear", "4 key heads in 2 groups")]
+)
+def test_a_split_through_key_heads_or_groups_is_refused(name: str, heads: str, model_dir: ModelDir) -> None:
+    config = ModelConfig.from_dir(model_dir(name))
+    with pytest.raises(ValueError, match=rf"is 4; .*and linear attention of {heads}: 1, 2$"):
         Shard.of(config, 0, 4, 1)
 
 

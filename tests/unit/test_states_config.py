@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from baton.models.config import ModelConfig
+from baton.models.lightning_attention import decay_rates
 from baton.process.options import ModelError
 from baton_kernels.kv_layout import StateKV, TokenKV
 from tests.support.published_states import PUBLISHED_STATES
@@ -50,7 +51,7 @@ def published(name: str) -> ModelConfig:
     return ModelConfig.from_dict(PUBLISHED_STATES[name])
 
 
-@pytest.mark.parametrize("name", PUBLISHED_STATES)
+@pytest.mark.parametrize("name", [name for name in PUBLISHED_STATES if "Ring" not in name])
 def test_configs_mean_what_transformers_makes_of_them(name: str) -> None:
     raw = PUBLISHED_STATES[name]
     fields = {key: value for key, value in raw.items() if key != "model_type"}
@@ -82,6 +83,12 @@ def test_layers_as_published() -> None:
     kimi = published("Kimi-Linear-48B-A3B-Instruct")
     assert kimi.mixers == (*(*(("delta",),) * 3, ("latent",)) * 6, ("delta",), ("delta",), ("latent",))
     assert not any(kimi.ropes) and kimi.attention_scale == 192**-0.5
+    ring = published("Ring-mini-linear-2.0")
+    assert ring.mixers == (*(("delta",),) * 4, ("attention",)) * 4
+    assert ring.expert_layers == (False, *(True,) * 19)
+    assert (ring.rope.theta, ring.rope.partial, ring.head_norm) == (6e5, 0.5, "heads")
+    assert ring.kept()[0] == (StateKV(16, 128 * 128),)
+    assert decay_rates(16, 1, 20)[1] == pytest.approx(0.5, rel=2e-5)
     assert published("Qwen3.5-27B").experts is None
     assert published("Qwen3.5-27B").mixers[3::4] == (("attention",),) * 16
 
@@ -105,11 +112,17 @@ def test_what_layers_keep(ranks: int) -> None:
             {"linear_attn_config": {"full_attn_layers": [4, 8], "kda_layers": [1, 2, 3, 5, 6]}},
             r"linear_attn_config.kda_layers is \[1, 2, 3, 5, 6\]; allowed: with full_attn_layers, each of",
         ),
+        ("BailingMoeLinearV2", {"group_norm_size": 3}, "group_norm_size is 3; allowed: a divisor of"),
+        ("BailingMoeLinearV2", {"use_qkv_bias": True}, "use_qkv_bias is true; allowed: false"),
+        ("BailingMoeLinearV2", {"num_hidden_layers": 1}, "num_hidden_layers is 1; allowed: at least 2"),
+        ("BailingMoeLinearV2", {"score_function": "softmax"}, 'score_function is "softmax"; allowed'),
         ("Qwen3_5", {"layer_types": ["full_attention"] * 3}, "allowed: 8 times full_attention or linear_"),
         ("Qwen3_5", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0"),
         ("Qwen3_5Moe", {"num_experts_per_tok": 257}, "num_experts_per_tok is 257; allowed: 1 to 256"),
     ],
 )
 def test_refusals(name: str, changes: Mapping[str, object], message: str) -> None:
+    ring = PUBLISHED_STATES["Ring-mini-linear-2.0"] if name == "BailingMoeLinearV2" else {}
+    fields = {"num_hidden_layers": 8, **ring, **changes}
     with pytest.raises(ModelError, match=message):
-        family(name, **{"num_hidden_layers": 8, **changes})
+        ModelConfig.from_dict({**BASE, **fields, "architectures": [f"{name}ForCausalLM"]})

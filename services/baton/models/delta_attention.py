@@ -1,4 +1,4 @@
-"""Linear attention: gated delta nets, Kimi delta attention, lightning attention."""
+"""Linear attention by the delta rule: gated delta nets, Kimi delta attention."""
 
 from __future__ import annotations
 

@@ -85,6 +85,8 @@ class DeltaConfig:
     """See ``DeltaLayer.lower_bound``."""
     flat_rates: bool = True
     """Whether the checkpoint's A_log is [value_heads], not [1, 1, value_heads, 1]."""
+    norm_groups: int = 1
+    """Groups of heads whose outputs are normed together, of lightning attention."""
 
     def kept(self, ranks: int) -> StateKV:
         """What a layer keeps on one of ``ranks``: for each key head, the states of its value heads and the
@@ -96,10 +98,12 @@ class DeltaConfig:
 
     def may_split(self, ranks: int) -> bool:
         """Whether so many ranks can have a part each."""
-        return self.key_heads % ranks == 0
+        grouped = self.kind != "lightning" or self.norm_groups % ranks == 0
+        return grouped and self.key_heads % ranks == 0
 
     def __str__(self) -> str:
-        return f"linear attention of {self.key_heads} key heads"
+        groups = f" in {self.norm_groups} groups" if self.kind == "lightning" else ""
+        return f"linear attention of {self.key_heads} key heads{groups}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from baton.models.attention import Attention
 from baton.models.config import ModelConfig
 from baton.models.delta_attention import DeltaAttention
 from baton.models.latent_attention import LatentAttention
+from baton.models.lightning_attention import LightningAttention
 from baton.models.mamba import Mamba2
 from baton.models.mixer import Mixer
 from baton.models.mixer_config import MixerKind
@@ -43,6 +44,8 @@ def new_mixer(
     match kind:
         case "attention":
             return Attention(config, layer, dtype, parallel, scheme, rotation)
+        case "delta" if config.delta is not None and config.delta.kind == "lightning":
+            return LightningAttention(config, layer, dtype, parallel, scheme, rotation)
         case "delta":
             return DeltaAttention(config, layer, dtype, parallel, scheme)
         case "latent":

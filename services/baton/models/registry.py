@@ -88,6 +88,9 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
         "Ernie4_5_MoeForCausalLM": _family("ernie4_5_moe", "baidu/ERNIE-4.5-21B-A3B-PT"),
         "Qwen3NextForCausalLM": _family("qwen3_next", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
         "KimiLinearForCausalLM": _family("kimi_linear", "moonshotai/Kimi-Linear-48B-A3B-Instruct"),
+        "BailingMoeLinearV2ForCausalLM": _family(
+            "ring_linear", "inclusionAI/Ring-mini-linear-2.0", "inclusionAI/Ring-flash-linear-2.0"
+        ),
         "Qwen3_5ForCausalLM": _family("qwen3_5"),
         "Qwen3_5ForConditionalGeneration": _text_model("qwen3_5", "Qwen/Qwen3.5-27B"),
         "Qwen3_5MoeForCausalLM": _family("qwen3_5", read="read_moe"),
