@@ -16,6 +16,8 @@ from baton_kernels.state_pages import LayerStates
 
 MOST_DT = 3e38
 """A limit that is none: the kernels compute with finite numbers."""
+SHORT = 4
+"""The longest run of a prompt's rows that is computed row by row, over its target."""
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -73,14 +75,21 @@ def mamba(
         most_dt=min(dt_limits[1], MOST_DT),
     )
     address = ctypes.addressof(layer)
-    if decoding := len(rows.decode_targets):
-        tables = StateTables.of(rows)
-        mixed = torch.empty(decoding * sizes.units * sizes.unit_channels)
-        steps = torch.empty(decoding * 2 * sizes.units * sizes.heads)
-        memory = mixed.data_ptr(), steps.data_ptr()
-        ends = out.data_ptr(), threads
-        kernels.mamba_decode(address, ctypes.addressof(tables), projected.data_ptr(), *memory, *ends)
+
+    def decode(row: int, sources: Tensor, targets: Tensor) -> None:
+        tables, count = StateTables.of(sources, targets), len(targets)
+        mixed = torch.empty(count * sizes.units * sizes.unit_channels)
+        steps = torch.empty(count * 2 * sizes.units * sizes.heads)
+        ends = mixed.data_ptr(), steps.data_ptr(), out[row].data_ptr(), threads
+        kernels.mamba_decode(address, ctypes.addressof(tables), projected[row].data_ptr(), *ends)
+
+    if len(rows.decode_targets):
+        decode(0, rows.decode_sources, rows.decode_targets)
     for segment in rows.segments:
+        if segment.length <= SHORT:
+            targets = segment.target.expand(segment.length, -1).contiguous()
+            decode(segment.start, segment.source[None], targets)
+            continue
         own = torch.empty(kernels.mamba_memory(address, segment.length, threads))
         pages = segment.source.data_ptr(), segment.target.data_ptr()
         first, to = projected[segment.start].data_ptr(), out[segment.start].data_ptr()
