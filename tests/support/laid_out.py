@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.models.base import CausalLM
 from baton.models.loader import kv_layout, new_page_pool
 from baton_kernels.kv_layout import TokenKV
-from baton_kernels.paged import Chunk, PagedBatch, PagedTables, StateRows, StateSegment
+from baton_kernels.paged import Chunk, PagedBatch, PagedTables, StateRows, StateSegment, WantedRows
 from baton_kernels.window import ChunkedWindow
 
 
@@ -54,8 +54,31 @@ class LaidOut:
         for name in names:
             self._sequences[name].length += len(work[name])
             self._free_unseen(self._sequences[name])
-        parts = logits.split([len(work[name]) for name in names])
+        parts = torch.split(logits, [len(work[name]) for name in names])
         return dict(zip(names, parts, strict=True))
+
+    def step_wanted(self, work: Mapping[str, Sequence[int]], wanted: Sequence[str]) -> list[Tensor]:
+        """Compute these chunks -> the logits behind the last token of the sequences ``wanted`` alone, in that
+        order."""
+        names = list(work)
+        batch = self._batch(names, work, 0, 0)
+        last = {name: chunk.start + chunk.length - 1 for name, chunk in zip(names, batch.chunks, strict=True)}
+        laid = [self._sequences[name] for name in wanted]
+        width = max([len(one.tables[0]) for one in laid], default=0)
+        tables = [torch.zeros((len(wanted), width), dtype=torch.int64) for _ in range(self.layout.num_tables)]
+        for table, rows in enumerate(tables):
+            for row, one in zip(rows, laid, strict=True):
+                row[: len(one.tables[table])] = torch.tensor(one.tables[table])
+        rows = torch.tensor([last[name] for name in wanted], dtype=torch.int64)
+        more = [replace(own, wanted_tables=pages) for own, pages in zip(batch.more, tables[1:], strict=True)]
+        batch = replace(batch, wanted=WantedRows(rows, tables[0]), more=tuple(more))
+        tokens = torch.tensor([token for name in names for token in work[name]])
+        with torch.inference_mode():
+            logits = list(self.model.logits(self.model.forward(tokens, batch, self.pool)))
+        for name in names:
+            self._sequences[name].length += len(work[name])
+            self._free_unseen(self._sequences[name])
+        return logits
 
     def _batch(
         self, names: list[str], work: Mapping[str, Sequence[int]], num_decode: int, cut: int
