@@ -46,7 +46,7 @@ template <class V> inline V silu_of(V x) {
 
 // log(1 + e^x) = max(x, 0) + log(1 + u), where u = e^-|x|. The latter is 2 artanh(s) with s = u / (2 + u), of at most
 // 1/3: the first terms of its series have a relative error of 2e-8.
-inline vf softplus(vf x) {
+inline vf soft_step(vf x) {
     const vf u = exp_of_negative(x > 0.0f ? -x : x), s = u / (2.0f + u), t = s * s;
     vf p = splat(1.0f / 13);
     for (const int n : {11, 9, 7, 5, 3, 1}) p = p * t + 1.0f / n;
@@ -56,7 +56,7 @@ inline vf softplus(vf x) {
 inline void Mamba::steps(const float* row, float* dts, float* decays) const {
     const float* const given = row + columns() - all_heads();
     const auto of = [&](vf x, vf log) {
-        x = softplus(x);
+        x = soft_step(x);
         x = x > least_dt ? x : splat(least_dt);
         x = x < most_dt ? x : splat(most_dt);
         return std::pair<vf, vf>(x, exp_of_negative(-exp_of(log) * x));
