@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +33,25 @@ class NativeMamba(ctypes.Structure):
         *((name, _FLOAT) for name in ("least_dt", "most_dt")),
     )
 
+    @classmethod
+    def of(
+        cls, weights: Weights, dt_limits: tuple[float, float], sizes: MambaSizes, states: LayerStates
+    ) -> NativeMamba:
+        """The layer's; it does not keep its weights and the pages."""
+        conv, bias, *of_heads = weights
+        return cls(
+            cells=UnitCells.of(states),
+            heads=sizes.heads,
+            head_dim=sizes.head_dim,
+            groups=sizes.groups,
+            unit_groups=sizes.unit_groups,
+            state_dim=sizes.state_dim,
+            conv=Taps.of(conv, bias),
+            **{name: t.data_ptr() for name, t in zip(("a_log", "d", "dt_bias"), of_heads, strict=True)},
+            least_dt=dt_limits[0],
+            most_dt=min(dt_limits[1], MOST_DT),
+        )
+
 
 class NativeGatedNorm(ctypes.Structure):
     """The norm of a layer's output."""
@@ -46,34 +66,25 @@ class NativeGatedNorm(ctypes.Structure):
     )
 
 
+Weights: TypeAlias = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]
+"""The convolution's weight and bias, a_log, d and dt_bias."""
+
+
 def mamba(
     projected: Tensor,
-    weights: tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor],
+    weights: Weights,
     dt_limits: tuple[float, float],
     sizes: MambaSizes,
     states: LayerStates,
     rows: StateRows,
 ) -> Tensor | None:
-    """See ``baton_kernels.mamba.mamba``; None if plain torch has to compute. ``weights``: the convolution's
-    and its bias, a_log, d and dt_bias."""
+    """See ``baton_kernels.mamba.mamba``; None if plain torch has to compute."""
     kernels = kernels_of(states.pages, rows)
     if kernels is None:
         return None
-    conv, bias, *of_heads = weights
     projected, threads = projected.contiguous(), torch.get_num_threads()
     out = torch.empty((len(projected), sizes.inner))
-    layer = NativeMamba(
-        cells=UnitCells.of(states),
-        heads=sizes.heads,
-        head_dim=sizes.head_dim,
-        groups=sizes.groups,
-        unit_groups=sizes.unit_groups,
-        state_dim=sizes.state_dim,
-        conv=Taps.of(conv, bias),
-        **{name: t.data_ptr() for name, t in zip(("a_log", "d", "dt_bias"), of_heads, strict=True)},
-        least_dt=dt_limits[0],
-        most_dt=min(dt_limits[1], MOST_DT),
-    )
+    layer = NativeMamba.of(weights, dt_limits, sizes, states)
     address = ctypes.addressof(layer)
 
     def decode(row: int, sources: Tensor, targets: Tensor) -> None:
