@@ -266,18 +266,14 @@ def oracle_greedy(
 
     ``processors`` are transformers' own, applied to the logits in this order."""
     model = load_oracle(path, dtype)
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") == "dynamic":
+    if model.config.get_text_config().rope_parameters.get("rope_type") == "dynamic":
         load_oracle.cache_clear()  # its angles depend on the longest sequence it has seen
         model = load_oracle(path, dtype)
     ids: list[int] = []
     margin = float("inf")
-    step, cache, done = torch.tensor([list(prompt_ids)]), None, 0
+    step, cache = torch.tensor([list(prompt_ids)]), None
     for _ in range(n):
-        # As generate() does: Bamba counts from 0 in every call that has no positions.
-        positions = torch.arange(done, done + step.shape[1])[None]
-        output = model(step, position_ids=positions, past_key_values=cache, use_cache=True)
-        done += step.shape[1]
+        output = model(step, past_key_values=cache, use_cache=True)
         scores = output.logits[:, -1].float()
         for processor in processors:
             scores = processor(torch.tensor([[*prompt_ids, *ids]]), scores)

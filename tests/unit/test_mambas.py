@@ -71,6 +71,19 @@ def test_rows_that_are_wanted_alone(name: str, model_dir: ModelDir) -> None:
     assert_same(got, oracle_logits(path, prompts["a"])[-1])
 
 
+def test_time_steps_have_limits(tmp_path: Path) -> None:
+    """Those of prompts and of answers alike. transformers has limits in prompts alone, so it is asked for
+    whole ones."""
+    ids, limits = prompt(40), {"time_step_limit": (0.2, 1.5)}
+    recipe = MAMBAS["granite-hybrid"]
+    path = replace(recipe, overrides={**recipe.overrides, **limits})(tmp_path / "limited")
+    laid = LaidOut(load_model(path), BLOCK_SIZE)
+    parts = [laid.step({"a": part})["a"] for part in (ids[:30], *([token] for token in ids[30:]))]
+    assert_same(torch.cat(parts), oracle_logits(path, ids))
+    free = recipe(tmp_path / "free")
+    assert (oracle_logits(free, ids) - oracle_logits(path, ids)).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_bfloat16(name: str, model_dir: ModelDir, tmp_path: Path) -> None:
     """Half of the tokens' logits stay within 5 % of float32's, in norm, and nearer than transformers'."""

@@ -18,7 +18,7 @@ from baton.engine.step import StepTensors
 from baton.parallel import channel
 from baton.parallel.channel import ChannelClosedError, to_leader, to_ranks
 from baton.parallel.messages import Connect, RankFailed, Reply, StepLayout
-from baton.parallel.shard import Shard, split
+from baton.parallel.shard import Shard, StateSplit, split
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Sizes:
     @property
     def inner_sizes(self) -> tuple[int, ...]:
         return (self.intermediate_size,)
+
+    @property
+    def state_splits(self) -> tuple[StateSplit, ...]:
+        return ()
 
 
 @st.composite
