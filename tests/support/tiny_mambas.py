@@ -98,7 +98,6 @@ MAMBAS: Mapping[str, Recipe] = MappingProxyType(
                 "mamba_proj_bias": True,
                 "position_embedding_type": "rope",
                 "attention_bias": True,
-                "time_step_limit": (0.2, 1.5),
                 "tie_word_embeddings": True,
             },
         ),

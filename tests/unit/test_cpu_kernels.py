@@ -21,6 +21,7 @@ from torch import Tensor
 
 from baton_kernels import int8, rows
 from baton_kernels.activation import GELU_TANH, SILU, Activation, activated
+from baton_kernels.activation_kind import GATED, RELU2
 from baton_kernels.cpu import build, library
 from baton_kernels.cpu import rows as cpu_rows
 from baton_kernels.cpu.attention import CpuPlan
@@ -128,7 +129,8 @@ def test_gated_int8_matmul(size: int, rows: int, dtype: torch.dtype) -> None:
     close(out, torch.nn.functional.silu(gate) * up, dtype)
 
 
-CLAMPED = Activation("clamped_swiglu", number=1.5)
+CLAMPED, SCALED = Activation("clamped_swiglu", number=1.5), Activation("scaled_silu", number=0.6)
+PLAIN_KINDS, GATED_KINDS = (SILU, GELU_TANH, RELU2), (SILU, GELU_TANH, RELU2, CLAMPED, SCALED)
 
 
 def exactly_activated(x: Tensor, activation: Activation, up: Tensor | None = None) -> Tensor:
@@ -143,6 +145,10 @@ def exactly_activated(x: Tensor, activation: Activation, up: Tensor | None = Non
             limit = torch.tensor(activation.number).double()
             x, up = torch.minimum(x, limit), torch.maximum(torch.minimum(up, limit), -limit) + 1
             x = x / (1 + torch.exp(-1.702 * x))
+        case "scaled_silu":
+            x = activation.number * x / (1 + torch.exp(-activation.number * x))
+        case "relu2":
+            x = torch.relu(x) ** 2
     return x if up is None else x * up
 
 
@@ -152,7 +158,11 @@ def exactly_activated(x: Tensor, activation: Activation, up: Tensor | None = Non
         {
             "dtype": TYPES,
             "quantized": (False, True),
-            "kind": ((SILU, True), (SILU, False), (GELU_TANH, True), (GELU_TANH, False), (CLAMPED, True)),
+            "kind": tuple(
+                (kind, gated)
+                for gated, kinds in ((True, GATED_KINDS), (False, PLAIN_KINDS))
+                for kind in kinds
+            ),
             "size": (1, 31, 100),
             "rows": (1, 20),
             "biased": (False, True),
@@ -178,7 +188,7 @@ def test_matmul_with_an_activation(choice: Choice) -> None:
     close(made.multiply(x), exactly_activated(halves[0], activation, halves[1]), dtype)
 
 
-@pytest.mark.parametrize("activation", [SILU, GELU_TANH, CLAMPED], ids=lambda a: a.kind)
+@pytest.mark.parametrize("activation", GATED_KINDS, ids=lambda a: a.kind)
 def test_activations_of_large_and_small_numbers(activation: Activation) -> None:
     """The choice by the kernels, and by plain torch."""
     gate = torch.cat([sign * torch.logspace(-6, 4, 41) for sign in (-1, 1)])
@@ -193,7 +203,7 @@ def test_activations_of_large_and_small_numbers(activation: Activation) -> None:
     assert made is not None
     by_kernel = made.multiply(torch.tensor([[1.0, 0.0]]))[0].double()
     torch.testing.assert_close(by_kernel, expected, rtol=2e-6, atol=1e-7)
-    if activation != CLAMPED:
+    if activation.kind not in GATED:
         torch.testing.assert_close(
             activated(gate, activation).double(), exactly_activated(gate.double(), activation)
         )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.activation_kind import SILU, Activation
+from baton_kernels.activation_kind import RELU2, SILU, Activation
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.expert_tensors import ExpertTensors
 from baton_kernels.experts import multiply
@@ -19,7 +19,9 @@ from tests.support.covering import covering
 from tests.support.threads import in_threads
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-ACTIVATIONS = (SILU, Activation("gelu_tanh"), Activation("clamped_swiglu", 1.5))
+GELU = Activation("gelu_tanh")
+MLPS = ((SILU, True), (GELU, True), (Activation("clamped_swiglu", 1.5), True), (RELU2, False), (GELU, False))
+"""Activations, and whether they have a gate."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ def mixture(
     dtype: torch.dtype = torch.float32,
     *,
     activation: Activation = SILU,
+    gated: bool = True,
     bias: bool = False,
     int8: bool = False,
 ) -> Mixture:
-    gate_up, down = torch.randn(experts, 2 * inner, hidden), torch.randn(experts, hidden, inner)
-    biases = (torch.randn(experts, 2 * inner).to(dtype), torch.randn(experts, hidden).to(dtype))
+    rows = (1 + gated) * inner
+    gate_up, down = torch.randn(experts, rows, hidden), torch.randn(experts, hidden, inner)
+    biases = (torch.randn(experts, rows).to(dtype), torch.randn(experts, hidden).to(dtype))
     given: tuple[Tensor | None, Tensor | None] = biases if bias else (None, None)
     packing: tuple[Tensor | Int8Weight, Tensor | Int8Weight]
     if int8:
@@ -88,7 +92,7 @@ CASES = covering(
         "top_k": [1, 2, 3],
         "kind": ["random", "same", "few"],
         "dtype": [torch.float32, torch.bfloat16],
-        "activation": ACTIVATIONS,
+        "mlp": MLPS,
         "bias": [False, True],
         "weighs_input": [False, True],
         "int8": [False, True],
@@ -102,8 +106,9 @@ def test_against_float64(case: dict[str, object]) -> None:
     experts, dtype = cast(int, case["experts"]), cast(torch.dtype, case["dtype"])
     tokens, hidden, inner = (cast(int, case[name]) for name in ("tokens", "hidden", "inner"))
     top_k = min(cast(int, case["top_k"]), experts)
-    activation, bias = cast(Activation, case["activation"]), bool(case["bias"])
-    m = mixture(experts, hidden, inner, dtype, activation=activation, bias=bias, int8=bool(case["int8"]))
+    activation, gated = cast(tuple[Activation, bool], case["mlp"])
+    options = {"gated": gated, "bias": bool(case["bias"]), "int8": bool(case["int8"])}
+    m = mixture(experts, hidden, inner, dtype, activation=activation, **options)
     x, weights = torch.randn(tokens, hidden).to(dtype), torch.rand(tokens, top_k) + 0.1
     choice, weighs_input = chosen(tokens, experts, top_k, str(case["kind"])), bool(case["weighs_input"])
     wanted = expected(m, x, choice, weights, weighs_input)

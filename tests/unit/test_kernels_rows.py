@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from baton_kernels.activation import GELU_TANH, SILU, Activation
+from baton_kernels.activation_kind import RELU2
 from baton_kernels.attention import AttentionPlan, rotate_and_store
 from baton_kernels.norm import Norm
 from baton_kernels.reference import (
@@ -165,7 +166,9 @@ def test_rows_that_lie_apart_are_refused() -> None:
 # The limit of what overflows is right: x / (1 + infinity).
 OVERFLOWING = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 ACTIVATIONS = pytest.mark.parametrize(
-    "activation", [SILU, GELU_TANH, Activation("clamped_swiglu", 7.0)], ids=lambda activation: activation.kind
+    "activation",
+    [SILU, GELU_TANH, RELU2, Activation("clamped_swiglu", 7.0), Activation("scaled_silu", 0.7)],
+    ids=lambda activation: activation.kind,
 )
 
 
@@ -184,7 +187,7 @@ def test_gated_product(size: int, activation: Activation, dtype: torch.dtype) ->
 
 @OVERFLOWING
 @DTYPES
-@pytest.mark.parametrize("activation", [SILU, GELU_TANH], ids=lambda activation: activation.kind)
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH, RELU2], ids=lambda activation: activation.kind)
 def test_activated(activation: Activation, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = (10 * torch.randn(5, 1516)).to(dtype)[:, :1500]

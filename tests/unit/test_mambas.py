@@ -20,7 +20,6 @@ from baton.parallel import collectives
 from baton.parallel.shard import Shard
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.paged import WantedRows
 from tests.support.laid_out import LaidOut
 from tests.support.model_ring import assert_same, prompt
 from tests.support.rank_threads import in_ranks
@@ -61,39 +60,28 @@ def test_logits_are_those_of_transformers(name: str, model_dir: ModelDir) -> Non
         assert_same(torch.cat(parts[sequence]), oracle_logits(path, ids))
 
 
-class Narrowed(LaidOut):
-    """Steps whose last rows of some chunks are wanted alone."""
-
-    def step_wanted(self, work: dict[str, list[int]], wanted: list[str]) -> Tensor:
-        names = list(work)
-        batch = self._batch(names, work, 0, 0)
-        last = {name: chunk.start + chunk.length - 1 for name, chunk in zip(names, batch.chunks, strict=True)}
-        width = max((len(self._sequences[name].tables[0]) for name in wanted), default=0)
-        tables = torch.zeros((self.layout.num_tables, len(wanted), width), dtype=torch.int64)
-        for row, name in enumerate(wanted):
-            for table, pages in enumerate(self._sequences[name].tables):
-                tables[table, row, : len(pages)] = torch.tensor(pages)
-        rows = WantedRows(torch.tensor([last[name] for name in wanted], dtype=torch.int64), tables[0])
-        more = tuple(replace(m, wanted_tables=tables[n + 1]) for n, m in enumerate(batch.more))
-        with torch.inference_mode():
-            tokens = torch.tensor([token for name in names for token in work[name]])
-            hidden = self.model(tokens, replace(batch, wanted=rows, more=more), self.pool)
-            assert len(hidden) == len(wanted)
-            logits = self.model.logits(hidden)
-        for name in names:
-            self._sequences[name].length += len(work[name])
-        return logits
-
-
 @pytest.mark.parametrize("name", [*ONE_OF_EACH, "nemotron-h-biased", "lfm2-biased"])
 def test_rows_that_are_wanted_alone(name: str, model_dir: ModelDir) -> None:
     path = model_dir(name)
-    laid, prompts = Narrowed(load_model(path), BLOCK_SIZE), {"a": prompt(40, 1), "b": prompt(25, 2)}
+    laid, prompts = LaidOut(load_model(path), BLOCK_SIZE), {"a": prompt(40, 1), "b": prompt(25, 2)}
     laid.step_wanted({"a": prompts["a"][:30], "b": prompts["b"][:11]}, [])
     [got] = laid.step_wanted({"a": prompts["a"][30:39], "b": prompts["b"][11:]}, ["b"])
     assert_same(got, oracle_logits(path, prompts["b"])[-1])
     [got] = laid.step({"a": prompts["a"][39:]})["a"]
     assert_same(got, oracle_logits(path, prompts["a"])[-1])
+
+
+def test_time_steps_have_limits(tmp_path: Path) -> None:
+    """Those of prompts and of answers alike. transformers has limits in prompts alone, so it is asked for
+    whole ones."""
+    ids, limits = prompt(40), {"time_step_limit": (0.2, 1.5)}
+    recipe = MAMBAS["granite-hybrid"]
+    path = replace(recipe, overrides={**recipe.overrides, **limits})(tmp_path / "limited")
+    laid = LaidOut(load_model(path), BLOCK_SIZE)
+    parts = [laid.step({"a": part})["a"] for part in (ids[:30], *([token] for token in ids[30:]))]
+    assert_same(torch.cat(parts), oracle_logits(path, ids))
+    free = recipe(tmp_path / "free")
+    assert (oracle_logits(free, ids) - oracle_logits(path, ids)).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)

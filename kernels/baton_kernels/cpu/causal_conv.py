@@ -47,9 +47,8 @@ class StateTables(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, rows: StateRows) -> StateTables:
-        """The tables of these rows; it does not keep them."""
-        sources, targets = rows.decode_sources, rows.decode_targets
+    def of(cls, sources: Tensor, targets: Tensor) -> StateTables:
+        """The tables [sequences, pages] and [rows, pages]; it does not keep them."""
         sequences, width = sources.shape
         queries = len(targets) // sequences
         return cls(sources.data_ptr(), targets.data_ptr(), sequences, queries, width)
@@ -90,7 +89,7 @@ def short_conv(
     cells, taps, threads = UnitCells.of(states), Taps.of(weight, bias), torch.get_num_threads()
     own = ctypes.addressof(cells), ctypes.addressof(taps)
     if len(rows.decode_targets):
-        tables = StateTables.of(rows)
+        tables = StateTables.of(rows.decode_sources, rows.decode_targets)
         ends = projected.data_ptr(), out.data_ptr(), threads
         kernels.short_conv_decode(*own, ctypes.addressof(tables), *ends)
     for segment in rows.segments:

@@ -46,7 +46,7 @@ template <class V> inline V silu_of(V x) {
 
 // log(1 + e^x) = max(x, 0) + log(1 + u), where u = e^-|x|. The latter is 2 artanh(s) with s = u / (2 + u), of at most
 // 1/3: the first terms of its series have a relative error of 2e-8.
-inline vf softplus(vf x) {
+inline vf soft_step(vf x) {
     const vf u = exp_of_negative(x > 0.0f ? -x : x), s = u / (2.0f + u), t = s * s;
     vf p = splat(1.0f / 13);
     for (const int n : {11, 9, 7, 5, 3, 1}) p = p * t + 1.0f / n;
@@ -56,7 +56,7 @@ inline vf softplus(vf x) {
 inline void Mamba::steps(const float* row, float* dts, float* decays) const {
     const float* const given = row + columns() - all_heads();
     const auto of = [&](vf x, vf log) {
-        x = softplus(x);
+        x = soft_step(x);
         x = x > least_dt ? x : splat(least_dt);
         x = x < most_dt ? x : splat(most_dt);
         return std::pair<vf, vf>(x, exp_of_negative(-exp_of(log) * x));
@@ -188,16 +188,18 @@ inline void add_product(float* out, int64_t width, const float* a, int64_t a_row
 }
 
 // Rows of as many numbers as there are rows become columns: in each round, halves of two rows change places.
-inline void turn_square(vf (&rows)[LANES]) {
-    for (int width = 1; width < LANES; width *= 2) {
-        const vi first = each_lane([=](int j) { return j & width ? LANES + j - width : j; });
-        const vi second = each_lane([=](int j) { return j & width ? LANES + j : j + width; });
-        for (int i = 0; i < LANES; ++i) {
-            if (i & width) continue;
-            const vf a = rows[i], b = rows[i + width];
-            rows[i] = __builtin_shuffle(a, b, first);
-            rows[i + width] = __builtin_shuffle(a, b, second);
+template <int WIDTH = 1> inline void turn_square(vf (&rows)[LANES]) {
+    if constexpr (WIDTH < LANES) {
+        constexpr vi first = each_lane([](int j) { return j & WIDTH ? LANES + j - WIDTH : j; });
+        constexpr vi second = each_lane([](int j) { return j & WIDTH ? LANES + j : j + WIDTH; });
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES / 2; ++i) {
+            const int at = i / WIDTH * 2 * WIDTH + i % WIDTH;
+            const vf a = rows[at], b = rows[at + WIDTH];
+            rows[at] = __builtin_shuffle(a, b, first);
+            rows[at + WIDTH] = __builtin_shuffle(a, b, second);
         }
+        turn_square<2 * WIDTH>(rows);
     }
 }
 
@@ -207,8 +209,10 @@ inline void turn(const float* from, int64_t stride, int64_t rows, int64_t column
     for (int64_t r = 0; r < whole_rows; r += LANES)
         for (int64_t c = 0; c < whole_columns; c += LANES) {
             vf square[LANES];
+#pragma GCC unroll 16
             for (int i = 0; i < LANES; ++i) square[i] = load(from + (r + i) * stride + c);
             turn_square(square);
+#pragma GCC unroll 16
             for (int i = 0; i < LANES; ++i) store(to + (c + i) * width + r, square[i]);
         }
     for (int64_t r = 0; r < rows; ++r)
@@ -249,7 +253,8 @@ inline void scan_block(const Mamba& m, int64_t head, const float* steps, const f
     std::fill_n(line, SCAN_BLOCK, 0.0f);
     float all = 1;
     for (int64_t l = 0; l < length; ++l) {
-        for (int64_t p = 0; p < width; ++p) in[l * width + p] = p < dim ? x[l * channels + p] : 0;
+        std::copy_n(x + l * channels, dim, in + l * width);
+        std::fill(in + l * width + dim, in + (l + 1) * width, 0.0f);
         const float* const step = steps + l * 2 * m.all_heads() + head;
         const float dt = step[0], decay = step[m.all_heads()];
         all = all * decay < LEAST_DECAY ? 0 : all * decay;

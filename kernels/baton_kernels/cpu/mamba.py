@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from baton_kernels.state_pages import LayerStates
 
 MOST_DT = 3e38
 """A limit that is none: the kernels compute with finite numbers."""
+SHORT = 4
+"""The longest run of a prompt's rows that is computed row by row, over its target."""
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -29,6 +32,25 @@ class NativeMamba(ctypes.Structure):
         *((name, _POINTER) for name in ("a_log", "d", "dt_bias")),
         *((name, _FLOAT) for name in ("least_dt", "most_dt")),
     )
+
+    @classmethod
+    def of(
+        cls, weights: Weights, dt_limits: tuple[float, float], sizes: MambaSizes, states: LayerStates
+    ) -> NativeMamba:
+        """The layer's; it does not keep its weights and the pages."""
+        conv, bias, *of_heads = weights
+        return cls(
+            cells=UnitCells.of(states),
+            heads=sizes.heads,
+            head_dim=sizes.head_dim,
+            groups=sizes.groups,
+            unit_groups=sizes.unit_groups,
+            state_dim=sizes.state_dim,
+            conv=Taps.of(conv, bias),
+            **{name: t.data_ptr() for name, t in zip(("a_log", "d", "dt_bias"), of_heads, strict=True)},
+            least_dt=dt_limits[0],
+            most_dt=min(dt_limits[1], MOST_DT),
+        )
 
 
 class NativeGatedNorm(ctypes.Structure):
@@ -44,43 +66,41 @@ class NativeGatedNorm(ctypes.Structure):
     )
 
 
+Weights: TypeAlias = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]
+"""The convolution's weight and bias, a_log, d and dt_bias."""
+
+
 def mamba(
     projected: Tensor,
-    weights: tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor],
+    weights: Weights,
     dt_limits: tuple[float, float],
     sizes: MambaSizes,
     states: LayerStates,
     rows: StateRows,
 ) -> Tensor | None:
-    """See ``baton_kernels.mamba.mamba``; None if plain torch has to compute. ``weights``: the convolution's
-    and its bias, a_log, d and dt_bias."""
+    """See ``baton_kernels.mamba.mamba``; None if plain torch has to compute."""
     kernels = kernels_of(states.pages, rows)
     if kernels is None:
         return None
-    conv, bias, *of_heads = weights
     projected, threads = projected.contiguous(), torch.get_num_threads()
     out = torch.empty((len(projected), sizes.inner))
-    layer = NativeMamba(
-        cells=UnitCells.of(states),
-        heads=sizes.heads,
-        head_dim=sizes.head_dim,
-        groups=sizes.groups,
-        unit_groups=sizes.unit_groups,
-        state_dim=sizes.state_dim,
-        conv=Taps.of(conv, bias),
-        **{name: t.data_ptr() for name, t in zip(("a_log", "d", "dt_bias"), of_heads, strict=True)},
-        least_dt=dt_limits[0],
-        most_dt=min(dt_limits[1], MOST_DT),
-    )
+    layer = NativeMamba.of(weights, dt_limits, sizes, states)
     address = ctypes.addressof(layer)
-    if decoding := len(rows.decode_targets):
-        tables = StateTables.of(rows)
-        mixed = torch.empty(decoding * sizes.units * sizes.unit_channels)
-        steps = torch.empty(decoding * 2 * sizes.units * sizes.heads)
-        memory = mixed.data_ptr(), steps.data_ptr()
-        ends = out.data_ptr(), threads
-        kernels.mamba_decode(address, ctypes.addressof(tables), projected.data_ptr(), *memory, *ends)
+
+    def decode(row: int, sources: Tensor, targets: Tensor) -> None:
+        tables, count = StateTables.of(sources, targets), len(targets)
+        mixed = torch.empty(count * sizes.units * sizes.unit_channels)
+        steps = torch.empty(count * 2 * sizes.units * sizes.heads)
+        ends = mixed.data_ptr(), steps.data_ptr(), out[row].data_ptr(), threads
+        kernels.mamba_decode(address, ctypes.addressof(tables), projected[row].data_ptr(), *ends)
+
+    if len(rows.decode_targets):
+        decode(0, rows.decode_sources, rows.decode_targets)
     for segment in rows.segments:
+        if segment.length <= SHORT:
+            targets = segment.target.expand(segment.length, -1).contiguous()
+            decode(segment.start, segment.source[None], targets)
+            continue
         own = torch.empty(kernels.mamba_memory(address, segment.length, threads))
         pages = segment.source.data_ptr(), segment.target.data_ptr()
         first, to = projected[segment.start].data_ptr(), out[segment.start].data_ptr()
