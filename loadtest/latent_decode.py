@@ -67,9 +67,7 @@ def pool_of(rows: int, width: int, dtype: torch.dtype) -> Tensor:
     return pool.normal_()
 
 
-def measured(
-    rows: int, heads: int, pool: Tensor, value_dim: int, rounds: int
-) -> tuple[float, float, Limits]:
+def measured(rows: int, heads: int, pool: Tensor, value_dim: int, rounds: int) -> tuple[float, float, Limits]:
     """The kernel's bytes/s and operations/s, and the machine's limits meanwhile."""
     dtype, width, batch = pool.dtype, pool.shape[-1], batch_of(rows)
     plan = LatentPlan.build(batch, pool, heads)

@@ -30,6 +30,11 @@ template <class T> struct Latents {
     }
 };
 
+// ``shape``: layers, block_size and width of the pool.
+template <class T> Latents<T> latents_of(const void* data, const int64_t* shape, int64_t layer) {
+    return {static_cast<const T*>(data), shape[0], layer, shape[1], shape[2]};
+}
+
 // The cache lines of the latents to come, in order: so that the processor's own prefetcher sees where they lead.
 class Ahead {
   public:
@@ -225,18 +230,26 @@ void latent_part(const T* q, const Latents<T>& pool, const int64_t* table, const
     }
 }
 
+// Numbers PART * LANES and on of 2 * LANES, out of the two vectors of sums that add_latents makes of them.
+template <class T, int PART> inline vf in_order(vf first, vf second) {
+    if constexpr (std::is_same_v<T, float>) return PART ? second : first;
+    // Of each 8 numbers, the first vector has the first 4, and the second vector the others.
+    constexpr vi order = each_lane([](int lane) {
+        const int four = PART * LANES / 4 + lane / 4;
+        return four % 2 * LANES + four / 2 * 4 + lane % 4;
+    });
+    return __builtin_shuffle(first, second, order);
+}
+
 // out [value_dim] = sums, in the order of add_latents, times ``factor``.
 template <class T> inline void put_latent_sums(const float* sums, float factor, int64_t value_dim, T* out) {
-    alignas(64) float line[2 * LANES];
     for (int64_t d = 0; d < value_dim; d += 2 * LANES) {
-        for (int i = 0; i < 2 * LANES; ++i) {
-            // Word w of the lower half is number w / 4 * 8 + w % 4 of the 2 * LANES, that of the upper half 4 more.
-            const int half = i / LANES, word = i % LANES;
-            const int place = std::is_same_v<T, float> ? i : word / 4 * 8 + half * 4 + word % 4;
-            line[place] = sums[d + i] * factor;
-        }
-        const int64_t count = std::min<int64_t>(2 * LANES, value_dim - d);
-        for (int64_t i = 0; i < count; ++i) put(out + d + i, line[i]);
+        const vf first = load(sums + d) * factor, second = load(sums + d + LANES) * factor;
+        alignas(64) float line[2 * LANES];
+        store(line, in_order<T, 0>(first, second));
+        store(line + LANES, in_order<T, 1>(first, second));
+        put_vec(out, d, value_dim, line);
+        if (d + LANES < value_dim) put_vec(out, d + LANES, value_dim, line + LANES);
     }
 }
 

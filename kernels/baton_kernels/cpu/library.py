@@ -37,6 +37,9 @@ _SIGNATURES = {
     "baton_decode": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _I),
     "baton_prefill": (_I, _P, _P, _L, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _I),
     "baton_attend_latents": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _L, _F, _I),
+    "baton_store_latents": (_I, _P, _P, _L, _P, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _I),
+    "baton_absorb": (_I, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I),
+    "baton_make_values": (_I, _P, _P, _P, _L, _L, _L, _L, _L, _I),
     "baton_layers": (_I, _P, _L, _P, _I),
 }
 
@@ -61,6 +64,9 @@ class Native:
         self.decode = library.baton_decode
         self.prefill = library.baton_prefill
         self.attend_latents = library.baton_attend_latents
+        self.store_latents = library.baton_store_latents
+        self.absorb = library.baton_absorb
+        self.make_values = library.baton_make_values
         self.layers = library.baton_layers
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
