@@ -49,6 +49,11 @@ class CpuLatentPlan:
         """Whether the kernels support such latents."""
         return dtype in KINDS and width % WIDTH == 0
 
+    @property
+    def batch(self) -> PagedBatch:
+        """The whole step."""
+        return self.plain.batch
+
     def store(self, view: Tensor, layer: int, latents: Tensor) -> None:
         self.plain.store(view, layer, latents)
 
@@ -60,7 +65,6 @@ class CpuLatentPlan:
         down, cos, sin = down.contiguous(), cos.contiguous(), sin.contiguous()
         q = torch.empty((len(down), norms.q_rank), dtype=down.dtype)
         both = (NativeNorm * 2)(NativeNorm.of(norms.q), NativeNorm.of(norms.kv))
-        batch = self.plain.batch
         self.kernels.store_latents(
             KINDS[down.dtype],
             view.data_ptr(),
@@ -71,8 +75,8 @@ class CpuLatentPlan:
             both,
             cos.data_ptr(),
             sin.data_ptr(),
-            batch.slot_blocks.data_ptr(),
-            batch.slot_offsets.data_ptr(),
+            self.batch.slot_blocks.data_ptr(),
+            self.batch.slot_offsets.data_ptr(),
             len(down),
             norms.q_rank,
             norms.kv_rank,

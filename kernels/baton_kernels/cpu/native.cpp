@@ -9,7 +9,6 @@
 // else is in the batch: their results do not depend on it.
 
 #include "experts.h"
-#include "latent_rows.h"
 #include "layers.h"
 
 // Kinds are 0 for float and 1 for bfloat16.

@@ -15,6 +15,8 @@ from baton.models.model_step import Narrow, Step, latent_plan
 from baton.models.quantization.base import Place, QuantizationScheme, empty_parameter
 from baton.models.rope import head_order
 from baton.parallel.collectives import Collectives, Parallel
+from baton_kernels.cpu.latent import WIDTH, CpuLatentPlan
+from baton_kernels.cpu.layers import LatentWeights
 from baton_kernels.kv_layout import KVPlace
 from baton_kernels.latent import LatentPlan
 from baton_kernels.latent_norms import LatentNorms
@@ -104,6 +106,17 @@ class LatentAttention(Mixer):
         queries = self._queries(source)
         out = self._attended(queries, turns, step.views[table], plan)
         return self.collectives.sum(self.o_proj(out.flatten(1)))
+
+    @property
+    def packed(self) -> LatentWeights | None:
+        """The weights for a CPU's kernels, besides the projections to latents and of the output; None if
+        they do not take them."""
+        queries = (self.q_proj if self.q_a_layernorm is None else self.q_b_proj).packed
+        sizes = self.sizes
+        if queries is None or sizes.kv_rank % WIDTH or not CpuLatentPlan.takes(self.up.dtype, sizes.width):
+            return None
+        up = self._up_of_heads
+        return LatentWeights(queries, self._norms, up, sizes.nope_dim, sizes.rope_dim, sizes.value_dim)
 
     @property
     def _norms(self) -> LatentNorms:
