@@ -79,8 +79,8 @@ template <class T> struct LatentWork {
           sums(new float[heads * padded]) {}
 };
 
-// The products of QUERY_TILE heads with LATENT_TILE latents: scores [QUERY_TILE, LATENTS], from the first on. LINES at a
-// time are prefetched meanwhile.
+// The products of QUERY_TILE heads with LATENT_TILE latents: scores [QUERY_TILE, LATENTS], from the first on. Meanwhile
+// LINES at a time are prefetched.
 template <class T, int LINES>
 inline void latent_scores(const T* const (&q)[QUERY_TILE], const T* const* latents, Ahead& ahead, int64_t row,
                           float scale, float* scores) {

@@ -17,7 +17,8 @@ struct LatentInput {
     int64_t tokens, q_rank, kv_rank, rope_dim;
 };
 
-// Norms the latents of queries, and puts those of keys and values, normed, and the rotated part of the key into the pool.
+// Norms the latents of queries, and puts those of keys and values, normed, and the rotated part of the key into the
+// pool.
 template <class T> void store_latents(const LatentInput& in, const Latents<T>& pool, int threads) {
     Rotate rotation{};
     rotation.cos = in.cos, rotation.sin = in.sin;
@@ -59,7 +60,8 @@ template <class F> inline void by_heads(const HeadRows& r, int threads, F f) {
 // x [tokens, heads, nope_dim + rope_dim], not rotated -> out [tokens, heads, rank + rope_dim]: each head's query as it
 // reads latents, times the token's factor (null: 1).
 template <class T>
-void absorb(const HeadRows& r, const float* cos, const float* sin, const float* factors, int64_t rope_dim, int threads) {
+void absorb(const HeadRows& r, const float* cos, const float* sin, const float* factors, int64_t rope_dim,
+            int threads) {
     Rotate rotation{};
     rotation.cos = cos, rotation.sin = sin;
     const int64_t query = r.nope_dim + rope_dim, width = r.rank + rope_dim;

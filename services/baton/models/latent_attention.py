@@ -142,7 +142,7 @@ class LatentAttention(Mixer):
         return out
 
     def _absorbed(self, queries: Tensor, turns: _Turns, view: Tensor, plan: LatentPlan) -> Tensor:
-        """Likewise, of rows that read the latents as they are."""
+        """Attend by rows that read the latents as they are: shapes as in ``_attended``."""
         up, sizes = self._up_of_heads, self.sizes
         wide = plan.absorb(queries, up, turns.cos, turns.sin, turns.factors)
         sums = plan.attend(view, self.place.index, wide, scale=self.scale, value_dim=sizes.kv_rank)
@@ -151,8 +151,8 @@ class LatentAttention(Mixer):
     def _expanded(
         self, queries: Tensor, turns: _Turns, view: Tensor, plan: LatentPlan, chunk: Chunk
     ) -> Tensor:
-        """Likewise, of a chunk whose keys and values are made of the latents; some heads at a time, as these
-        take much more memory."""
+        """Attend by a chunk whose keys and values are made of the latents, shapes as in ``_attended``; some
+        heads at a time, as these take much more memory."""
         sizes, latents = self.sizes, plan.gather(view, self.place.index, chunk)
         turned = queries[..., sizes.nope_dim :]
         turned.copy_(rotate(turned, turns.cos, turns.sin))
