@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.models import latent_attention
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
 from baton.models.decoder import Decoder
@@ -63,8 +64,10 @@ def test_logits_are_those_of_transformers(name: str, model_dir: ModelDir) -> Non
 def test_both_ways_are_the_same(
     name: str, expands: bool, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks whose keys and values are made of the latents, and chunks that read these."""
+    """Chunks whose keys and values are made of the latents, of some heads at a time, and chunks that read
+    these."""
     monkeypatch.setattr(LatentConfig, "expands", lambda *_: expands)
+    monkeypatch.setattr(latent_attention, "MADE_NUMBERS", 6000)
     path, ids = model_dir(name), prompt(LENGTH)
     laid = LaidOut(load_model(path), 8)
     parts = [laid.step({"a": ids[at : at + 19]})["a"] for at in range(0, LENGTH, 19)]
