@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.latent import CpuLatentPlan
+from baton_kernels.latent_norms import LatentNorms
 from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.plain_latent import PlainLatentPlan
 from baton_kernels.step_latent import StepLatent
@@ -54,6 +55,31 @@ class LatentPlan:
     def store(self, view: Tensor, layer: int, latents: Tensor) -> None:
         """Puts the latents [T, width] of all tokens of the step into their slots."""
         self.step.store(view, layer, latents)
+
+    def store_normed(
+        self, view: Tensor, layer: int, down: Tensor, norms: LatentNorms, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        """down [T, q_rank + kv_rank + rope_dim], as the projection yields it -> the normed latents that
+        queries are made of, [T, q_rank].
+
+        The normed latents of keys and values, and behind them the part of the key that is turned by cos and
+        sin, both [T, 1, rope_dim] float32 as ``baton_kernels.rotary.rotate`` takes them, go to the slots of
+        all tokens of the step."""
+        return self.step.store_normed(view, layer, down, norms, cos, sin)
+
+    def absorb(self, q: Tensor, up: Tensor, cos: Tensor, sin: Tensor, factors: Tensor | None) -> Tensor:
+        """q [R, heads, nope_dim + rope_dim], not rotated -> [R, heads, kv_rank + rope_dim], as ``attend``
+        takes it: the product with what makes each head's key, and the rotated part, both times the row's
+        factor.
+
+        ``up`` [heads, nope_dim + value_dim, kv_rank]: what makes keys and values of a latent. ``factors``
+        [R, 1, 1] float32; None: 1."""
+        return self.step.absorb(q, up, cos, sin, factors)
+
+    def make_values(self, sums: Tensor, up: Tensor, value_dim: int) -> Tensor:
+        """sums [R, heads, kv_rank], as ``attend`` yields them -> [R, heads, value_dim]: the products with
+        what makes each head's value, the last ``value_dim`` rows of ``up``."""
+        return self.step.make_values(sums, up, value_dim)
 
     def attend(self, view: Tensor, layer: int, q: Tensor, *, scale: float, value_dim: int) -> Tensor:
         """q [R, heads, width], of the absorbed rows in order -> [R, heads, value_dim]: softmax(scale q l) v

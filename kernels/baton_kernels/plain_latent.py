@@ -7,13 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton_kernels.latent_norms import LatentNorms
 from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.rotary import rotate
 
 
 @dataclass(frozen=True, slots=True)
 class PlainLatentPlan:
     """One step's reads and writes of a pool of latents."""
 
+    batch: PagedBatch
     slots: Tensor
     """[T] int64: the slot of layer 0 of each token, in the pool as [slots, width]."""
     absorbed: PagedBatch
@@ -26,23 +29,40 @@ class PlainLatentPlan:
         """Plans a step of ``batch``, of which the rows ``absorbed`` attend to latents as they are."""
         _, _, layers, _, block_size, _ = view.shape
         slots = batch.slot_blocks * (layers * block_size) + batch.slot_offsets
-        return cls(slots, absorbed, absorbed.row_tables)
+        return cls(batch, slots, absorbed, absorbed.row_tables)
 
     def store(self, view: Tensor, layer: int, latents: Tensor) -> None:
         block_size, width = view.shape[-2:]
         view.view(-1, width).index_copy_(0, self.slots + layer * block_size, latents)
 
+    def store_normed(
+        self, view: Tensor, layer: int, down: Tensor, norms: LatentNorms, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        q, kv, key = torch.split(down, [norms.q_rank, norms.kv_rank, cos.shape[-1]], dim=-1)
+        turned = rotate(key[:, None], cos, sin)[:, 0]
+        self.store(view, layer, torch.cat((norms.kv.of(kv).to(down.dtype), turned), dim=-1))
+        return q if norms.q is None else norms.q.of(q).to(down.dtype)
+
+    def absorb(self, q: Tensor, up: Tensor, cos: Tensor, sin: Tensor, factors: Tensor | None) -> Tensor:
+        nope, rope = torch.split(q, [q.shape[-1] - cos.shape[-1], cos.shape[-1]], dim=-1)
+        made = torch.bmm(nope.transpose(0, 1), up[:, : nope.shape[-1]]).transpose(0, 1)
+        wide = torch.cat((made, rotate(rope, cos, sin)), dim=-1)
+        return wide if factors is None else wide.mul_(factors)
+
+    def make_values(self, sums: Tensor, up: Tensor, value_dim: int) -> Tensor:
+        return torch.bmm(sums.transpose(0, 1), up[:, -value_dim:].mT).transpose(0, 1)
+
     def attend(self, view: Tensor, layer: int, q: Tensor, *, scale: float, value_dim: int) -> Tensor:
         out = q.new_empty((*q.shape[:2], value_dim))
-        batch, decode = self.absorbed, self.absorbed.num_decode
+        absorbed, decode = self.absorbed, self.absorbed.num_decode
         if decode:
             latents = _latents(view, layer, self.tables)
             keys = torch.arange(latents.shape[1], device=latents.device)
-            seen = keys < batch.decode_contexts[:, None]
+            seen = keys < absorbed.decode_contexts[:, None]
             # Slots that are not seen may hold anything, and nothing times NaN is NaN.
             latents = latents.masked_fill(~seen[..., None], 0)
             out[:decode] = _weighed(q[:decode], latents, seen[:, None], scale, value_dim)
-        for chunk in batch.chunks:
+        for chunk in absorbed.chunks:
             rows = slice(chunk.start, chunk.start + chunk.length)
             seen = _causal(chunk.length, chunk.context, q.device)
             queries, latents = q[rows].transpose(0, 1), self.gather(view, layer, chunk)

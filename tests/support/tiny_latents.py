@@ -26,13 +26,13 @@ SIZES: Mapping[str, object] = MappingProxyType(
     {
         "num_key_value_heads": 4,
         "q_lora_rank": 24,
-        "kv_lora_rank": 56,
+        "kv_lora_rank": 64,
         "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8,
+        "qk_rope_head_dim": 32,
         "v_head_dim": 20,
     }
 )
-"""Latents of 64 numbers, which a CPU's kernels take."""
+"""Latents of 96 numbers, of which a CPU's kernels take all."""
 EXPERTS: Mapping[str, object] = MappingProxyType(
     {
         "n_routed_experts": 8,
@@ -89,7 +89,8 @@ LATENTS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
                 **SIZES,
                 **EXPERTS,
                 "q_lora_rank": None,
-                "kv_lora_rank": 32,
+                "kv_lora_rank": 56,
+                "qk_rope_head_dim": 8,
                 "n_group": None,
                 "topk_group": None,
                 "attention_bias": True,
@@ -141,8 +142,8 @@ LATENTS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
                 "dim_model_base": 32,
                 "rope_parameters": rope_of(
                     "longrope",
-                    short_factor=[1.0, 1.1, 1.3, 1.7],
-                    long_factor=[1.0, 1.5, 2.5, 4.0],
+                    short_factor=[1.0 + 0.1 * i for i in range(16)],
+                    long_factor=[1.0 + 0.4 * i for i in range(16)],
                     original_max_position_embeddings=256,
                 ),
             },
@@ -159,7 +160,7 @@ LATENTS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
             },
         ),
         "glm4-moe-lite": Recipe(Glm4MoeLiteConfig, {**SIZES, **EXPERTS, "num_nextn_predict_layers": 1}),
-        "youtu": Recipe(YoutuConfig, {**SIZES}),
+        "youtu": Recipe(YoutuConfig, {**SIZES, "kv_lora_rank": 30, "qk_rope_head_dim": 10}),
     }
 )
 """Name -> builder, as ``TINY_MODELS``."""

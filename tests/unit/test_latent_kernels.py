@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
+from baton.models.rope import cos_and_signed_sin
 from baton_kernels.cpu.latent import CpuLatentPlan
 from baton_kernels.cpu.library import native
 from baton_kernels.latent import LatentPlan
+from baton_kernels.latent_norms import LatentNorms
+from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch
 from baton_kernels.plain_latent import PlainLatentPlan
-from baton_kernels.reference import reference_expanded_attention, reference_latent_attention
+from baton_kernels.reference import (
+    reference_expanded_attention,
+    reference_latent_attention,
+    reference_norm,
+    reference_turned,
+)
 from tests.support.latent_steps import LAYER, LatentCase, step_of
 from tests.support.threads import in_threads
 
@@ -58,7 +67,7 @@ def test_a_row_is_the_same_whatever_is_beside_it_and_however_many_threads() -> N
     case = LatentCase(12, 96, 64, 16, (1300, 40, 600), ((9, 6),), torch.bfloat16)
     step = step_of(case)
 
-    def attended() -> torch.Tensor:
+    def attended() -> Tensor:
         plan = LatentPlan.build(step.batch, step.view, case.heads)
         return plan.attend(step.view, LAYER, step.q, scale=case.scale, value_dim=64)
 
@@ -126,3 +135,65 @@ def test_expanded_rows(
     got = plan.attend_expanded(q, k, v, scale=dim**-0.5)
     assert got.shape == (length, heads, value_dim)
     torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+ROUNDED = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+SIZES = {
+    "DeepSeek": (24, 128, 64, 128, 512),
+    "odd sizes": (0, 15, 8, 20, 56),
+    "small": (40, 70, 32, 66, 96),
+}
+"""(q_rank, nope_dim, rope_dim, value_dim, kv_rank)."""
+
+
+def turns_of(positions: Tensor, rope_dim: int) -> tuple[Tensor, Tensor]:
+    angles = positions[:, None] / 100.0 ** (torch.arange(rope_dim // 2) / rope_dim)
+    cos, sin = cos_and_signed_sin(angles)
+    return cos[:, None], sin[:, None]
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("name", SIZES)
+def test_latents_are_normed_and_turned_into_their_slots(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q_rank, _, rope_dim, _, kv_rank = SIZES[name]
+    step = step_of(LatentCase(1, kv_rank + rope_dim, kv_rank, 16, (40, 3), ((10, 22),), dtype))
+    cos, sin = turns_of(step.batch.positions, rope_dim)
+    down = torch.randn(len(cos), q_rank + kv_rank + rope_dim).to(dtype)
+    kv = Norm(torch.rand(kv_rank).to(dtype), 1e-6)
+    norms = LatentNorms(Norm(torch.rand(q_rank).to(dtype), 1e-6) if q_rank else None, kv)
+    view = torch.full_like(step.view, torch.nan)
+    q = LatentPlan.build(step.batch, view, 1).store_normed(view, LAYER, down, norms, cos, sin)
+    latent, key = down[:, q_rank : q_rank + kv_rank], down[:, q_rank + kv_rank :]
+    turned = reference_turned(key[:, None], cos, sin, None, 0)[:, 0]
+    expected = torch.cat((reference_norm(latent, kv), turned), dim=-1)
+    own = view[step.batch.slot_blocks, 0, LAYER, 0, step.batch.slot_offsets]
+    torch.testing.assert_close(own.double(), expected, rtol=ROUNDED[dtype], atol=ROUNDED[dtype])
+    assert int(view.isfinite().sum()) == own.numel()
+    assert q.shape == (len(down), q_rank)
+    if norms.q is not None:
+        wanted = reference_norm(down[:, :q_rank], norms.q)
+        torch.testing.assert_close(q.double(), wanted, rtol=ROUNDED[dtype], atol=ROUNDED[dtype])
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("rows", [1, 4, 9, 70])
+@pytest.mark.parametrize("name", SIZES)
+def test_queries_are_absorbed_and_values_made(name: str, rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    _, nope_dim, rope_dim, value_dim, kv_rank = SIZES[name]
+    heads, step = 3, step_of(LatentCase(3, kv_rank + rope_dim, kv_rank, 16, (3,), (), dtype))
+    plan = LatentPlan.build(step.batch, step.view, heads)
+    up = (torch.randn(heads, nope_dim + value_dim, kv_rank) / kv_rank**0.5).to(dtype)
+    q = (torch.randn(rows, heads, nope_dim + rope_dim) / nope_dim**0.5).to(dtype)
+    cos, sin = turns_of(torch.arange(rows), rope_dim)
+    for factors in (None, 1 + torch.rand(rows, 1, 1)):
+        nope = torch.einsum("rhn,hnl->rhl", q[..., :nope_dim].double(), up[:, :nope_dim].double())
+        turned = reference_turned(q[..., nope_dim:], cos, sin, None, 0)
+        expected = torch.cat((nope, turned), dim=-1) * (1 if factors is None else factors.double())
+        got = plan.absorb(q, up, cos, sin, factors)
+        torch.testing.assert_close(got.double(), expected, rtol=ROUNDED[dtype], atol=ROUNDED[dtype])
+    sums = torch.randn(rows, heads, kv_rank).to(dtype)
+    values = torch.einsum("rhl,hvl->rhv", sums.double(), up[:, nope_dim:].double())
+    got = plan.make_values(sums, up, value_dim)
+    torch.testing.assert_close(got.double(), values, rtol=ROUNDED[dtype], atol=ROUNDED[dtype])

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.models import latent_attention
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
+from baton.models.decoder import Decoder
 from baton.models.loader import kv_layout, load_model
 from baton.models.mixer_config import LatentConfig
 from baton.parallel.shard import Shard
 from baton.process.options import ModelError
 from baton_kernels.cpu.experts import PackedExperts
+from baton_kernels.cpu.layers import LayerStack
 from baton_kernels.cpu.linear import PackedWeight
 from tests.support.laid_out import LaidOut
 from tests.support.model_ring import assert_same, prompt
@@ -60,8 +64,10 @@ def test_logits_are_those_of_transformers(name: str, model_dir: ModelDir) -> Non
 def test_both_ways_are_the_same(
     name: str, expands: bool, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks whose keys and values are made of the latents, and chunks that read these."""
+    """Chunks whose keys and values are made of the latents, of some heads at a time, and chunks that read
+    these."""
     monkeypatch.setattr(LatentConfig, "expands", lambda *_: expands)
+    monkeypatch.setattr(latent_attention, "MADE_NUMBERS", 6000)
     path, ids = model_dir(name), prompt(LENGTH)
     laid = LaidOut(load_model(path), 8)
     parts = [laid.step({"a": ids[at : at + 19]})["a"] for at in range(0, LENGTH, 19)]
@@ -137,7 +143,7 @@ def test_every_rank_keeps_the_whole_latent(model_dir: ModelDir) -> None:
     config = ModelConfig.from_dir(model_dir("deepseek-v3"))
     for ranks in (1, 2, 4):
         layout = kv_layout(config, 16, torch.bfloat16, Shard.of(config, ranks - 1, ranks, 1))
-        assert layout.page_bytes == 3 * 16 * (56 + 8) * 2
+        assert layout.page_bytes == 3 * 16 * (64 + 32) * 2
         assert not layout.is_plain
     with pytest.raises(ValueError, match=r"tensor_parallel_size is 3; allowed .*: 1, 2, 4"):
         Shard.of(config, 0, 3, 1)
@@ -196,3 +202,32 @@ def test_layers_that_draft_are_left_out(name: str, tensor: str, model_dir: Model
     save_file({**tensors, other: torch.ones(3)}, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=f"has no place for tensor {other}"):
         load_model(path)
+
+
+STACKED = ("deepseek-v2", "deepseek-v3", "deepseek-v3-halves", "mistral4", "minicpm3-direct-queries")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", STACKED)
+def test_all_layers_in_one_call_are_what_they_are_one_by_one(
+    name: str, dtype: str, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(model_dir(name), dtype=dtype)
+    assert isinstance(model, Decoder)
+    assert model.stack is not None
+    calls: list[int] = []
+    run = LayerStack.run
+
+    def counted(stack: LayerStack, count: int, *rest: Any) -> Tensor:
+        calls.append(count)
+        return run(stack, count, *rest)
+
+    monkeypatch.setattr(LayerStack, "run", counted)
+    a, b = prompt(60, seed=1), prompt(51, seed=2)
+    stacked = mixed_steps(LaidOut(model, 16), a, b)
+    wanted = LaidOut(model, 16).step_wanted({"a": a[:3], "b": b[:3]}, ["b"])
+    assert calls.count(3) >= 4, "steps of decoding rows"
+    model.stack = None
+    for sequence, logits in mixed_steps(LaidOut(model, 16), a, b).items():
+        assert torch.equal(stacked[sequence], logits)
+    assert torch.equal(wanted[0], LaidOut(model, 16).step_wanted({"a": a[:3], "b": b[:3]}, ["b"])[0])

@@ -16,10 +16,44 @@ constexpr int64_t QUERY_BYTES = 20480;  // of queries that stay in the first cac
 template <class T> struct Latents {
     const T* data;
     int64_t layers, layer, block_size, width;
-    const T* at(const int64_t* table, int64_t token) const {
-        const int64_t block = table[token / block_size];
-        return data + ((block * layers + layer) * block_size + token % block_size) * width;
+    // The addresses of LATENTS tokens from the first one on, at least one before ``stop``; behind the last one, the
+    // last one again.
+    void find(const int64_t* table, int64_t first, int64_t stop, const T** found) const {
+        int64_t block = first / block_size, offset = first % block_size, i = 0;
+        while (i < LATENTS && first + i < stop) {
+            const T* latent = data + ((table[block] * layers + layer) * block_size + offset) * width;
+            const int64_t run = std::min({block_size - offset, LATENTS - i, stop - first - i});
+            for (int64_t j = 0; j < run; ++j) found[i + j] = latent + j * width;
+            i += run, ++block, offset = 0;
+        }
+        for (; i < LATENTS; ++i) found[i] = found[i - 1];
     }
+};
+
+// ``shape``: layers, block_size and width of the pool.
+template <class T> Latents<T> latents_of(const void* data, const int64_t* shape, int64_t layer) {
+    return {static_cast<const T*>(data), shape[0], layer, shape[1], shape[2]};
+}
+
+// The cache lines of the latents to come, in order: so that the processor's own prefetcher sees where they lead.
+class Ahead {
+  public:
+    template <class T> Ahead(const T* const* rows, int64_t count, int64_t row)
+        : rows(reinterpret_cast<const int32_t* const*>(rows)), count(count), row(row), next(nullptr), end(nullptr) {}
+    void line() {
+        if (next == end) {
+            if (count == 0) return;
+            next = *rows++, end = next + row, --count;
+        }
+        __builtin_prefetch(next, 0, 2);
+        next += LINE;
+    }
+    void rest() { while (count || next != end) line(); }
+
+  private:
+    const int32_t* const* rows;
+    int64_t count, row;
+    const int32_t *next, *end;
 };
 
 struct LatentRows {
@@ -45,11 +79,11 @@ template <class T> struct LatentWork {
           sums(new float[heads * padded]) {}
 };
 
-// The products of QUERY_TILE heads with LATENT_TILE latents: scores [QUERY_TILE, LATENTS], from the first on. Meanwhile the
-// first ``early`` words of AHEAD latents to come are prefetched: ``soon`` has their addresses.
-template <class T, int AHEAD>
-inline void latent_scores(const T* const (&q)[QUERY_TILE], const T* const* latents, const T* const* soon, int64_t row,
-                          int64_t early, float scale, float* scores) {
+// The products of QUERY_TILE heads with LATENT_TILE latents: scores [QUERY_TILE, LATENTS], from the first on. Meanwhile
+// LINES at a time are prefetched.
+template <class T, int LINES>
+inline void latent_scores(const T* const (&q)[QUERY_TILE], const T* const* latents, Ahead& ahead, int64_t row,
+                          float scale, float* scores) {
     vf acc[QUERY_TILE][LATENT_TILE];
 #pragma GCC unroll 4
     for (int h = 0; h < QUERY_TILE; ++h)
@@ -62,7 +96,7 @@ inline void latent_scores(const T* const (&q)[QUERY_TILE], const T* const* laten
 #pragma GCC unroll 4
         for (int l = 0; l < LATENT_TILE; ++l) {
             const vi latent = load(words(latents[l]) + w);
-            if (l < AHEAD && w < early) __builtin_prefetch(words(soon[l]) + w, 0, 2);
+            if (l < LINES) ahead.line();
 #pragma GCC unroll 4
             for (int h = 0; h < QUERY_TILE; ++h) acc[h][l] = step<T>(acc[h][l], latent, query[h]);
         }
@@ -90,19 +124,18 @@ template <int HALF> inline vi interleaved(vi a, vi b) {
 }
 
 // sums [H, padded] times the heads' factors, plus weights [H, LATENTS] times ``count`` latents' first numbers. The
-// sums of bfloat16 are in the order of interleaved words. Meanwhile the words of latents to come are prefetched from
-// ``late`` on, up to ``row``.
-template <class T, int H>
-inline void add_latents(const T* const* latents, const T* const* soon, int64_t late, int64_t row, const T* weights,
-                        const float* factors, int64_t count, int64_t padded, float* sums) {
-    for (int64_t d = 0, w = late; d < padded; d += 2 * LANES, w += LINE) {
+// sums of bfloat16 are in the order of interleaved words. With PREFETCHES, lines are prefetched meanwhile.
+template <class T, int H, bool PREFETCHES>
+inline void add_latents(const T* const* latents, Ahead& ahead, const T* weights, const float* factors, int64_t count,
+                        int64_t padded, float* sums) {
+    for (int64_t d = 0; d < padded; d += 2 * LANES) {
         vf acc[H][2];
 #pragma GCC unroll 8
         for (int h = 0; h < H; ++h)
             for (int i = 0; i < 2; ++i) acc[h][i] = load(sums + h * padded + d + i * LANES) * factors[h];
         if constexpr (std::is_same_v<T, float>) {
             for (int64_t t = 0; t < count; ++t) {
-                if (w < row) __builtin_prefetch(words(soon[t]) + w, 0, 2);
+                if (PREFETCHES) ahead.line();
                 const vf first = load(latents[t] + d), second = load(latents[t] + d + LANES);
 #pragma GCC unroll 8
                 for (int h = 0; h < H; ++h) {
@@ -113,10 +146,7 @@ inline void add_latents(const T* const* latents, const T* const* soon, int64_t l
             }
         } else {
             for (int64_t t = 0; t < count; t += 2) {
-                if (w < row) {
-                    __builtin_prefetch(words(soon[t]) + w, 0, 2);
-                    __builtin_prefetch(words(soon[t + 1]) + w, 0, 2);
-                }
+                if (PREFETCHES) ahead.line();
                 const vi a = load(words(latents[t] + d)), b = load(words(latents[t + 1] + d));
                 const vi lower = interleaved<0>(a, b), upper = interleaved<1>(a, b);
 #pragma GCC unroll 8
@@ -152,26 +182,21 @@ template <class T> inline float tile_weights(float* scores, int64_t count, float
 
 // The scores of all heads and a tile's ``count`` latents. As many heads at a time as stay in the first cache.
 template <class T>
-void tile_scores(const T* q, const LatentRows& r, int64_t width, int64_t early, int64_t count, LatentWork<T>& work) {
+void tile_scores(const T* q, const LatentRows& r, int64_t width, int64_t count, Ahead& ahead, LatentWork<T>& work) {
     const int64_t row = width / PER_WORD<T>, fit = std::max<int64_t>(1, QUERY_BYTES / (QUERY_TILE * 4 * row));
-    const int64_t tiles = std::min(fit, (r.heads + QUERY_TILE - 1) / QUERY_TILE);
-    const int64_t each = tiles >= LATENT_TILE ? 1 : 2 * tiles >= LATENT_TILE ? 2 : 4;
     for (int64_t from = 0; from < r.heads; from += fit * QUERY_TILE) {
         const int64_t to = std::min(r.heads, from + fit * QUERY_TILE);
         for (int64_t l = 0; l < count; l += LATENT_TILE)
-            for (int64_t h = from, n = 0; h < to; h += QUERY_TILE, ++n) {
+            for (int64_t h = from; h < to; h += QUERY_TILE) {
                 const T* queries[QUERY_TILE];
                 for (int i = 0; i < QUERY_TILE; ++i) queries[i] = q + std::min(h + i, r.heads - 1) * width;
                 float* scores = work.scores.get() + h * LATENTS + l;
-                const T* const* soon = work.soon + l;
-                // Each latent to come once: several at a time where few heads are computed.
-                if (from || n * each >= LATENT_TILE)
-                    latent_scores<T, 0>(queries, work.latents + l, soon, row, early, r.scale, scores);
-                else if (each == 1)
-                    latent_scores<T, 1>(queries, work.latents + l, soon + n, row, early, r.scale, scores);
-                else if (each == 2)
-                    latent_scores<T, 2>(queries, work.latents + l, soon + 2 * n, row, early, r.scale, scores);
-                else latent_scores<T, 4>(queries, work.latents + l, soon, row, early, r.scale, scores);
+                // Half of the latents to come, while the first heads are computed.
+                if (h == 0 && r.heads <= QUERY_TILE)
+                    latent_scores<T, 2>(queries, work.latents + l, ahead, row, r.scale, scores);
+                else if (h < 2 * QUERY_TILE)
+                    latent_scores<T, 1>(queries, work.latents + l, ahead, row, r.scale, scores);
+                else latent_scores<T, 0>(queries, work.latents + l, ahead, row, r.scale, scores);
             }
     }
 }
@@ -180,43 +205,51 @@ void tile_scores(const T* q, const LatentRows& r, int64_t width, int64_t early, 
 template <class T>
 void latent_part(const T* q, const Latents<T>& pool, const int64_t* table, const LatentRows& r, int64_t first,
                  int64_t stop, int64_t padded, LatentWork<T>& work) {
-    // The next tile is prefetched all the time: more at once than the processor keeps track of would hold up reads.
-    const int64_t row = pool.width / PER_WORD<T>, steps = padded / (2 * LANES);
-    const int64_t early = std::max(row / 2 / LINE * LINE, row - steps * LINE);
+    const int64_t row = pool.width / PER_WORD<T>;
+    pool.find(table, first, stop, work.soon);
     std::fill_n(work.most.get(), r.heads, -1e30f);
     std::fill_n(work.total.get(), r.heads, 0.0f);
     std::fill_n(work.sums.get(), r.heads * padded, 0.0f);
     for (int64_t t = first; t < stop; t += LATENTS) {
         const int64_t count = std::min(LATENTS, stop - t);
         // Behind the last one, the last one again: its products are not read, and its weight is 0.
-        for (int64_t i = 0; i < LATENTS; ++i) {
-            work.latents[i] = pool.at(table, std::min(t + i, stop - 1));
-            work.soon[i] = pool.at(table, std::min(t + i + LATENTS, stop - 1));
-        }
-        tile_scores(q, r, pool.width, early, count, work);
+        std::copy_n(work.soon, LATENTS, work.latents);
+        if (t + LATENTS < stop) pool.find(table, t + LATENTS, stop, work.soon);
+        // The next tile is prefetched all the time: more at once than the processor keeps track of would hold up reads.
+        Ahead ahead(work.soon, std::clamp<int64_t>(stop - t - LATENTS, 0, LATENTS), row);
+        tile_scores(q, r, pool.width, count, ahead, work);
         for (int64_t h = 0; h < r.heads; ++h)
             work.factors[h] = tile_weights<T>(work.scores.get() + h * LATENTS, count, &work.most[h], &work.total[h],
                                               work.weights.get() + h * LATENTS);
         in_heads(r.heads, [&](auto heads, int64_t h) {
-            add_latents<T, heads>(work.latents, work.soon, h ? row : early, row, work.weights.get() + h * LATENTS,
-                                  work.factors.get() + h, (count + 1) / 2 * 2, padded,
-                                  work.sums.get() + h * padded);
+            const auto add = h ? add_latents<T, heads, false> : add_latents<T, heads, true>;
+            add(work.latents, ahead, work.weights.get() + h * LATENTS, work.factors.get() + h, (count + 1) / 2 * 2,
+                padded, work.sums.get() + h * padded);
         });
+        ahead.rest();
     }
+}
+
+// Numbers PART * LANES and on of 2 * LANES, out of the two vectors of sums that add_latents makes of them.
+template <class T, int PART> inline vf in_order(vf first, vf second) {
+    if constexpr (std::is_same_v<T, float>) return PART ? second : first;
+    // Of each 8 numbers, the first vector has the first 4, and the second vector the others.
+    constexpr vi order = each_lane([](int lane) {
+        const int four = PART * LANES / 4 + lane / 4;
+        return four % 2 * LANES + four / 2 * 4 + lane % 4;
+    });
+    return __builtin_shuffle(first, second, order);
 }
 
 // out [value_dim] = sums, in the order of add_latents, times ``factor``.
 template <class T> inline void put_latent_sums(const float* sums, float factor, int64_t value_dim, T* out) {
-    alignas(64) float line[2 * LANES];
     for (int64_t d = 0; d < value_dim; d += 2 * LANES) {
-        for (int i = 0; i < 2 * LANES; ++i) {
-            // Word w of the lower half is number w / 4 * 8 + w % 4 of the 2 * LANES, that of the upper half 4 more.
-            const int half = i / LANES, word = i % LANES;
-            const int place = std::is_same_v<T, float> ? i : word / 4 * 8 + half * 4 + word % 4;
-            line[place] = sums[d + i] * factor;
-        }
-        const int64_t count = std::min<int64_t>(2 * LANES, value_dim - d);
-        for (int64_t i = 0; i < count; ++i) put(out + d + i, line[i]);
+        const vf first = load(sums + d) * factor, second = load(sums + d + LANES) * factor;
+        alignas(64) float line[2 * LANES];
+        store(line, in_order<T, 0>(first, second));
+        store(line + LANES, in_order<T, 1>(first, second));
+        put_vec(out, d, value_dim, line);
+        if (d + LANES < value_dim) put_vec(out, d + LANES, value_dim, line + LANES);
     }
 }
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from baton_kernels.cpu.attention import CpuPlan
-from baton_kernels.cpu.library import KINDS, Native, native
+from baton_kernels.cpu.library import KINDS, Native, native, pointer
+from baton_kernels.cpu.rows import NativeNorm, takes
+from baton_kernels.latent_norms import LatentNorms
 from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.plain_latent import PlainLatentPlan
 
@@ -47,8 +49,86 @@ class CpuLatentPlan:
         """Whether the kernels support such latents."""
         return dtype in KINDS and width % WIDTH == 0
 
+    @property
+    def batch(self) -> PagedBatch:
+        """The whole step."""
+        return self.plain.batch
+
     def store(self, view: Tensor, layer: int, latents: Tensor) -> None:
         self.plain.store(view, layer, latents)
+
+    def store_normed(
+        self, view: Tensor, layer: int, down: Tensor, norms: LatentNorms, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        if not takes(norms.kv, down.dtype) or not takes(norms.q, down.dtype):
+            return self.plain.store_normed(view, layer, down, norms, cos, sin)
+        down, cos, sin = down.contiguous(), cos.contiguous(), sin.contiguous()
+        q = torch.empty((len(down), norms.q_rank), dtype=down.dtype)
+        both = (NativeNorm * 2)(NativeNorm.of(norms.q), NativeNorm.of(norms.kv))
+        self.kernels.store_latents(
+            KINDS[down.dtype],
+            view.data_ptr(),
+            self.shape,
+            layer,
+            down.data_ptr(),
+            q.data_ptr(),
+            both,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            self.batch.slot_blocks.data_ptr(),
+            self.batch.slot_offsets.data_ptr(),
+            len(down),
+            norms.q_rank,
+            norms.kv_rank,
+            cos.shape[-1],
+            self.threads,
+        )
+        return q
+
+    def absorb(self, q: Tensor, up: Tensor, cos: Tensor, sin: Tensor, factors: Tensor | None) -> Tensor:
+        if up.shape[2] % WIDTH or not up.is_contiguous():
+            return self.plain.absorb(q, up, cos, sin, factors)
+        rows, heads, dim = q.shape
+        rope_dim, rank = cos.shape[-1], up.shape[2]
+        q, cos, sin = q.contiguous(), cos.contiguous(), sin.contiguous()
+        factors = None if factors is None else factors.float().contiguous()
+        wide = torch.empty((rows, heads, rank + rope_dim), dtype=q.dtype)
+        self.kernels.absorb(
+            KINDS[q.dtype],
+            q.data_ptr(),
+            up.data_ptr(),
+            wide.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            pointer(factors),
+            rows,
+            heads,
+            dim - rope_dim,
+            rope_dim,
+            up.shape[1] - dim + rope_dim,
+            rank,
+            self.threads,
+        )
+        return wide
+
+    def make_values(self, sums: Tensor, up: Tensor, value_dim: int) -> Tensor:
+        if up.shape[2] % WIDTH or not up.is_contiguous():
+            return self.plain.make_values(sums, up, value_dim)
+        sums, (rows, heads, rank) = sums.contiguous(), sums.shape
+        out = torch.empty((rows, heads, value_dim), dtype=sums.dtype)
+        self.kernels.make_values(
+            KINDS[sums.dtype],
+            sums.data_ptr(),
+            up.data_ptr(),
+            out.data_ptr(),
+            rows,
+            heads,
+            up.shape[1] - value_dim,
+            value_dim,
+            rank,
+            self.threads,
+        )
+        return out
 
     def attend(self, view: Tensor, layer: int, q: Tensor, *, scale: float, value_dim: int) -> Tensor:
         q, (rows, heads, _) = q.contiguous(), q.shape

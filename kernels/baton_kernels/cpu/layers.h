@@ -3,7 +3,7 @@
 #pragma once
 
 #include "experts.h"
-#include "rows.h"
+#include "latent_rows.h"
 
 namespace {
 
@@ -25,6 +25,13 @@ struct Mixture {  // of experts
     int weighs_input, router_is_float;       // whether the router's weights are floats, whatever the type
 };
 
+struct LatentLayer {     // attention over latents; a layer's qkv is then the projection to latents
+    Projection queries;  // of their latent, or of the layer's input if they have none
+    Norm norms[2];       // of the latent of queries (if they have one), and of that of keys and values
+    const void* up;      // see HeadRows
+    int64_t q_rank, kv_rank, nope_dim, rope_dim, value_dim;  // q_rank 0: queries have no latent
+};
+
 struct Layer {
     Norm input_norm, mlp_norm;          // of the residual stream
     Norm attention_post, mlp_post;      // of what is added to it
@@ -32,6 +39,7 @@ struct Layer {
     const float* sinks;                 // null: none
     Projection qkv, o, gate_up, down;
     const Mixture* mixture;             // in place of gate_up and down; null: none
+    const LatentLayer* latent;          // null: attention is over K and V
     int64_t window, angles;             // as in Scores; the index of the rotation
     int64_t table, index;               // where its KV is: a table's blocks, and its index in them
     float head_eps, head_offset, softcap, factor;  // softcap 0: none; the factor of what is added to the stream
@@ -58,16 +66,20 @@ struct Table {  // a step's blocks as the layers of one table see them
     const int64_t* tables;          // of the decoding rows, [decodes, width]
     const Run* runs;
     int64_t width;
+    const int64_t* contexts;        // of latents: of all rows, each of which ``tables`` has a line for
 };
 
 struct Step {
     const void* pool;
     float* residual;  // [tokens, hidden], changed
     void* delta;      // [tokens, hidden]: the last layer's output for the residual stream
-    void* scratch;    // [tokens, hidden + outputs of qkv, o's inputs twice and the widest MLP's down's inputs]
+    // [tokens, hidden + outputs of qkv, o's inputs twice and the widest MLP's down's inputs]; with latents, before the
+    // last of them also q_rank, and for each head a query, an absorbed query and a sum of latents
+    void* scratch;
     const Angles* angles;  // the rotations that layers choose from
     const Table* tables;
     const int64_t *offsets, *contexts;  // of each token; of the decoding rows
+    const float* factors;               // [tokens]: of the queries of latents; null: 1
     double* seconds;  // null, or where the seconds of matmuls and of attention are added
     int64_t tokens, decodes, num_runs;
 };
@@ -129,6 +141,36 @@ void run_mixture(const Mixture& m, const MixtureMemory<T>& memory, const T* x, i
     add_part(memory.shared.get(), logits, tokens, hidden, out, threads);
 }
 
+// Attention over latents of normed [tokens, hidden], whose projection is ``down``: attended [tokens, heads, value_dim].
+// ``memory``: the rest of the scratch, of which the end is returned.
+template <class T, class F>
+T* run_latents(const Layer& layer, const Stack& m, const Step& s, const T* normed, const T* down, T* memory, T** attended,
+               F times, int threads) {
+    const LatentLayer& l = *layer.latent;
+    const Table& table = s.tables[layer.table];
+    const Angles& angles = s.angles[layer.angles];
+    const Latents<T> pool = latents_of<T>(s.pool, table.shape, layer.index);
+    const auto take = [&](int64_t numbers) { return std::exchange(memory, memory + s.tokens * numbers); };
+    T* const source = take(l.q_rank);
+    T* const q = take(l.queries.outputs);
+    T* const wide = take(m.heads * pool.width);
+    T* const sums = take(m.heads * l.kv_rank);
+    *attended = take(m.heads * l.value_dim);
+    const LatentInput in{down, source, l.norms, l.norms + 1, angles.cos, angles.sin, table.blocks, s.offsets,
+                         s.tokens, l.q_rank, l.kv_rank, l.rope_dim};
+    store_latents(in, pool, threads);
+    times(l.queries, l.q_rank ? source : normed, q);
+    HeadRows rows{q, l.up, wide, s.tokens, m.heads, l.nope_dim, l.value_dim, l.kv_rank};
+    absorb<T>(rows, angles.cos, angles.sin, s.factors, l.rope_dim, threads);
+    timed(s.seconds ? s.seconds + 1 : nullptr, [&] {
+        attend_latents(LatentRows{wide, sums, table.tables, table.contexts, s.tokens, m.heads, l.kv_rank, table.width,
+                                  m.scale}, pool, threads);
+    });
+    rows.x = sums, rows.out = *attended;
+    make_values<T>(rows, threads);
+    return memory;
+}
+
 // The first ``count`` layers of the stack. Each computes the same as its kernels called one by one.
 template <class T> void run_layers(const Stack& m, int64_t count, const Step& s, int threads) {
     double *matmul = s.seconds, *attention = s.seconds ? s.seconds + 1 : nullptr;
@@ -142,19 +184,13 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
     const auto add = [&](const T* x, const Norm& norm, const Norm& post, float factor) {
         add_norm(x, s.residual, norm, post, factor, s.tokens, m.hidden, normed, threads);
     };
-    for (int64_t i = 0; i < count; ++i) {
-        const Layer &layer = m.layers[i], &before = m.layers[i ? i - 1 : 0];
+    const auto attend = [&](const Layer& layer, T* qkv, T** attended) {
         const Table& table = s.tables[layer.table];
         const Pool<T> pool = pool_of<T>(s.pool, table.shape, layer.index);
         const Scores how{m.scale, layer.softcap, layer.window, layer.sinks};
         const int64_t row = m.heads * pool.dim;
-        T* const qkv = normed + s.tokens * m.hidden;
         T* const q = qkv + s.tokens * layer.qkv.outputs;
-        T* const attended = q + s.tokens * row;
-        T* const inner = attended + s.tokens * row;
-
-        add(i ? delta : nullptr, layer.input_norm, before.mlp_post, before.factor);
-        times(layer.qkv, normed, qkv);
+        *attended = q + s.tokens * row;
         const Angles& angles = s.angles[layer.angles];
         Rotate r{qkv, q, angles.cos, angles.sin, layer.q_norm, layer.k_norm, table.blocks, s.offsets,
                  layer.head_eps, layer.head_offset, s.tokens, m.heads};
@@ -167,13 +203,23 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
         }
         rotate_and_store(r, pool, threads);
         timed(attention, [&] {
-            const Decode rows{q, attended, table.tables, s.contexts, s.decodes, m.heads, table.width};
+            const Decode rows{q, *attended, table.tables, s.contexts, s.decodes, m.heads, table.width};
             if (s.decodes) decode(rows, pool, how, threads);
             for (const Run* c = table.runs; c < table.runs + s.num_runs; ++c) {
                 const T* of_chunk = q + c->start * row;
-                prefill(Chunk{of_chunk, attended + c->start * row, c->table, c->length, c->context, m.heads}, pool, how, threads);
+                prefill(Chunk{of_chunk, *attended + c->start * row, c->table, c->length, c->context, m.heads}, pool, how, threads);
             }
         });
+        return *attended + s.tokens * row;
+    };
+    for (int64_t i = 0; i < count; ++i) {
+        const Layer &layer = m.layers[i], &before = m.layers[i ? i - 1 : 0];
+        T *const qkv = normed + s.tokens * m.hidden, *const behind = qkv + s.tokens * layer.qkv.outputs, *attended;
+
+        add(i ? delta : nullptr, layer.input_norm, before.mlp_post, before.factor);
+        times(layer.qkv, normed, qkv);
+        T* const inner = layer.latent ? run_latents<T>(layer, m, s, normed, qkv, behind, &attended, times, threads)
+                                      : attend(layer, qkv, &attended);
         times(layer.o, attended, delta);
         add(delta, layer.mlp_norm, layer.attention_post, layer.factor);
         if (layer.mixture) {

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from baton_kernels.cpu.attention import CpuPlan, numbers_of_heads, window_number
 from baton_kernels.cpu.experts import NativeExperts, NativeRouting, PackedExperts
+from baton_kernels.cpu.latent import WIDTH, CpuLatentPlan
 from baton_kernels.cpu.library import KINDS, pointer
 from baton_kernels.cpu.linear import NativeActivation, PackedWeight
 from baton_kernels.cpu.rows import NativeNorm, takes
 from baton_kernels.kv_layout import KVPlace
+from baton_kernels.latent_norms import LatentNorms
 from baton_kernels.norm import Norm
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.routing_rule import Routing
@@ -47,12 +49,22 @@ class _Mixture(ctypes.Structure):
     )
 
 
+class _LatentLayer(ctypes.Structure):
+    _fields_ = (
+        ("queries", _Projection),
+        ("norms", NativeNorm * 2),
+        ("up", _POINTER),
+        *((name, _COUNT) for name in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")),
+    )
+
+
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, NativeNorm) for name in ("input_norm", "mlp_norm", "attention_post", "mlp_post")),
         *((name, _POINTER) for name in ("q_norm", "k_norm", "sinks")),
         *((name, _Projection) for name in ("qkv", "o", "gate_up", "down")),
         ("mixture", ctypes.POINTER(_Mixture)),
+        ("latent", ctypes.POINTER(_LatentLayer)),
         *((name, _COUNT) for name in ("window", "angles", "table", "index")),
         *((name, _FLOAT) for name in ("head_eps", "head_offset", "softcap", "factor")),
         ("whole_heads", ctypes.c_int),
@@ -82,6 +94,7 @@ class NativeTable(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("shape", "blocks", "tables", "runs")),
         ("width", _COUNT),
+        ("contexts", _POINTER),
     )
 
 
@@ -90,7 +103,7 @@ class NativeStep(ctypes.Structure):
 
     _fields_ = (
         *((name, _POINTER) for name in ("pool", "residual", "delta", "scratch", "angles")),
-        *((name, _POINTER) for name in ("tables", "offsets", "contexts", "seconds")),
+        *((name, _POINTER) for name in ("tables", "offsets", "contexts", "factors", "seconds")),
         *((name, _COUNT) for name in ("tokens", "decodes", "num_runs")),
     )
 
@@ -123,6 +136,26 @@ class MixtureWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """What attention over latents has besides the projection to latents, which is the layer's ``qkv``."""
+
+    queries: PackedWeight
+    """The projection of the latent of queries or, if they have none, of the layer's input."""
+    norms: LatentNorms
+    up: Tensor
+    """[heads, nope_dim + value_dim, kv_rank]: what makes each head's key and value of a latent."""
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """Numbers per token of the memory between the projection to latents and the output's."""
+        heads, _, rank = self.up.shape
+        return self.norms.q_rank + self.queries.outputs + heads * (2 * rank + self.rope_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """The weights of one layer and what else it has of its own. The norms' weights have the type of the
     activations."""
@@ -148,6 +181,8 @@ class LayerWeights:
     softcap: float | None = None
     rope: int = 0
     """The index of the layer's rotation among those of the step."""
+    latent: LatentWeights | None = None
+    """What attention over latents has; None: attention is over K and V."""
 
 
 class LayerStack:
@@ -159,7 +194,8 @@ class LayerStack:
         first = layers[0]
         self._hidden, self._dtype = first.qkv.inputs, first.qkv.dtype
         inner = max(_inner(layer) for layer in layers)
-        self._scratch = self._hidden + first.qkv.outputs + 2 * first.o.inputs + inner
+        attention = max(layer.qkv.outputs + _between(layer) for layer in layers)
+        self._scratch = self._hidden + attention + inner
         """Numbers per token of the scratch memory of a layer."""
         for layer in layers:
             _check(layer, heads, self._dtype)
@@ -168,7 +204,8 @@ class LayerStack:
             raise ValueError("mixtures of other sizes: their memory is that of the first")
         self._last_rope = max(layer.rope for layer in layers)
         self._mixtures = [_mixture(layer.mlp) for layer in layers]
-        self._layers = (_Layer * len(layers))(*map(_layer, layers, self._mixtures))
+        self._latents = [_latent(layer.latent) for layer in layers]
+        self._layers = (_Layer * len(layers))(*map(_layer, layers, self._mixtures, self._latents))
         self.lay_out([KVPlace(0, index) for index in range(len(layers))])
         self._stack = _Stack(self._layers, self._hidden, heads, scale)
 
@@ -182,8 +219,9 @@ class LayerStack:
         count: int,
         x: Tensor,
         views: Sequence[Tensor],
-        plans: Sequence[CpuPlan],
+        plans: Sequence[CpuPlan | CpuLatentPlan],
         rotations: Sequence[tuple[Tensor, Tensor]],
+        factors: Tensor | None = None,
     ) -> Tensor:
         """Runs the first ``count`` layers, at least one. Returns the last one's output for the residual
         stream, without its ``mlp_post`` and ``factor``; the stream, x [T, hidden] in float32, is changed in
@@ -191,7 +229,8 @@ class LayerStack:
 
         ``views``: the pool as the blocks of each table; ``plans``: the plan of each table, of the same rows.
         Each rotation is a cos and a sin, [T, 1, head_dim] in float32, as ``baton_kernels.rotary.rotate``
-        takes them."""
+        takes them. ``factors`` [T, 1, 1]: of the queries of latents; None: 1. Plans of latents are those of
+        steps whose rows are all absorbed."""
         if len(rotations) <= self._last_rope:
             raise ValueError(f"rotations are {len(rotations)}; the layers use {self._last_rope + 1}")
         tokens, batch = len(x), plans[0].batch
@@ -199,6 +238,7 @@ class LayerStack:
         scratch = torch.empty(tokens * self._scratch, dtype=self._dtype)
         angles, kept_angles = _angles(rotations)
         tables, kept_runs = _tables(plans)
+        kept_factors = None if factors is None else factors.float().contiguous()
         step = NativeStep(
             pool=views[0].data_ptr(),
             residual=x.data_ptr(),
@@ -208,6 +248,7 @@ class LayerStack:
             tables=ctypes.addressof(tables),
             offsets=batch.slot_offsets.data_ptr(),
             contexts=batch.decode_contexts.data_ptr(),
+            factors=pointer(kept_factors),
             seconds=None,
             tokens=tokens,
             decodes=batch.num_decode,
@@ -217,7 +258,7 @@ class LayerStack:
         first.kernels.layers(
             kind, ctypes.addressof(self._stack), count, ctypes.addressof(step), first.threads
         )
-        del kept_angles, kept_runs
+        del kept_angles, kept_runs, kept_factors
         return delta
 
 
@@ -230,7 +271,7 @@ def _angles(
 
 
 def _tables(
-    plans: Sequence[CpuPlan],
+    plans: Sequence[CpuPlan | CpuLatentPlan],
 ) -> tuple[ctypes.Array[NativeTable], list[ctypes.Array[_Run]]]:
     """The plans' tables as the kernels take them, and the memory that this names beside the plans'."""
     kept: list[ctypes.Array[_Run]] = []
@@ -244,6 +285,8 @@ def _tables(
         table.tables = plan.tables.data_ptr()
         table.runs = ctypes.addressof(runs)
         table.width = plan.tables.shape[1]
+        if isinstance(plan, CpuLatentPlan):
+            table.contexts = plan.contexts.data_ptr()
     return tables, kept
 
 
@@ -253,8 +296,32 @@ def _check(weights: LayerWeights, heads: int, dtype: torch.dtype) -> None:
     fits = all(takes(norm, dtype) for norm in of_stream)
     if not fits or any(weight.dtype != dtype or not weight.is_contiguous() for weight in of_heads):
         raise ValueError(f"a norm's weights are of another type than {dtype}, or strided")
+    if (latent := weights.latent) is not None:
+        native = takes(latent.norms.q, dtype) and takes(latent.norms.kv, dtype) and latent.up.dtype == dtype
+        if not native or not latent.up.is_contiguous() or latent.up.shape[2] % WIDTH:
+            raise ValueError(f"weights of latents are of another type than {dtype}, strided or uneven")
     if weights.sinks is not None and numbers_of_heads(weights.sinks, heads) is not weights.sinks:
         raise ValueError("the sinks are strided")
+
+
+def _between(weights: LayerWeights) -> int:
+    """Numbers per token of the memory between the first projection of attention and the MLP's."""
+    return 2 * weights.o.inputs if weights.latent is None else weights.latent.numbers
+
+
+def _latent(weights: LatentWeights | None) -> _LatentLayer | None:
+    if weights is None:
+        return None
+    return _LatentLayer(
+        queries=_projection(weights.queries),
+        norms=(NativeNorm * 2)(NativeNorm.of(weights.norms.q), NativeNorm.of(weights.norms.kv)),
+        up=pointer(weights.up),
+        q_rank=weights.norms.q_rank,
+        kv_rank=weights.norms.kv_rank,
+        nope_dim=weights.nope_dim,
+        rope_dim=weights.rope_dim,
+        value_dim=weights.value_dim,
+    )
 
 
 def _inner(weights: LayerWeights) -> int:
@@ -281,7 +348,7 @@ def _mixture(mlp: tuple[PackedWeight, PackedWeight] | MixtureWeights) -> _Mixtur
     return mixture
 
 
-def _layer(weights: LayerWeights, mixture: _Mixture | None) -> _Layer:
+def _layer(weights: LayerWeights, mixture: _Mixture | None, latent: _LatentLayer | None) -> _Layer:
     heads, mlp = weights.head_norm, weights.mlp
     gate_up, down = (_Projection(), _Projection())
     if not isinstance(mlp, MixtureWeights):
@@ -299,6 +366,7 @@ def _layer(weights: LayerWeights, mixture: _Mixture | None) -> _Layer:
         gate_up=gate_up,
         down=down,
         mixture=None if mixture is None else ctypes.pointer(mixture),
+        latent=None if latent is None else ctypes.pointer(latent),
         window=window_number(weights.window),
         angles=weights.rope,
         head_eps=heads.eps if heads else 0.0,

@@ -38,6 +38,9 @@ _SIGNATURES = {
     "baton_prefill": (_I, _P, _P, _L, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _I),
     "baton_delta": (_I, _P, _P, _I),
     "baton_attend_latents": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _L, _F, _I),
+    "baton_store_latents": (_I, _P, _P, _L, _P, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _I),
+    "baton_absorb": (_I, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I),
+    "baton_make_values": (_I, _P, _P, _P, _L, _L, _L, _L, _L, _I),
     "baton_layers": (_I, _P, _L, _P, _I),
     "baton_short_conv_decode": (_P, _P, _P, _P, _P, _I),
     "baton_short_conv_prefill": (_P, _P, _P, _P, _L, _L, _P, _P, _I),
@@ -69,6 +72,9 @@ class Native:
         self.prefill = library.baton_prefill
         self.delta = library.baton_delta
         self.attend_latents = library.baton_attend_latents
+        self.store_latents = library.baton_store_latents
+        self.absorb = library.baton_absorb
+        self.make_values = library.baton_make_values
         self.layers = library.baton_layers
         self.short_conv_decode = library.baton_short_conv_decode
         self.short_conv_prefill = library.baton_short_conv_prefill

@@ -10,7 +10,6 @@
 
 #include "delta.h"
 #include "experts.h"
-#include "latent.h"
 #include "layers.h"
 #include "mamba.h"
 
@@ -149,8 +148,34 @@ void baton_attend_latents(int kind, const void* pool, const int64_t* shape, int6
                           const int64_t* tables, const int64_t* contexts, int64_t rows, int64_t heads,
                           int64_t value_dim, int64_t blocks, float scale, int threads) {
     const LatentRows r{q, out, tables, contexts, rows, heads, value_dim, blocks, scale};
-    if (kind) attend_latents(r, Latents<bf16>{static_cast<const bf16*>(pool), shape[0], layer, shape[1], shape[2]}, threads);
-    else attend_latents(r, Latents<float>{static_cast<const float*>(pool), shape[0], layer, shape[1], shape[2]}, threads);
+    if (kind) attend_latents(r, latents_of<bf16>(pool, shape, layer), threads);
+    else attend_latents(r, latents_of<float>(pool, shape, layer), threads);
+}
+
+// ``norms``: of the latents of queries, and of keys and values.
+void baton_store_latents(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* down, void* q,
+                         const void* norms, const float* cos, const float* sin, const int64_t* blocks,
+                         const int64_t* offsets, int64_t tokens, int64_t q_rank, int64_t kv_rank, int64_t rope_dim,
+                         int threads) {
+    const Norm* n = static_cast<const Norm*>(norms);
+    const LatentInput in{down, q, n, n + 1, cos, sin, blocks, offsets, tokens, q_rank, kv_rank, rope_dim};
+    if (kind) store_latents(in, latents_of<bf16>(pool, shape, layer), threads);
+    else store_latents(in, latents_of<float>(pool, shape, layer), threads);
+}
+
+void baton_absorb(int kind, const void* q, const void* up, void* out, const float* cos, const float* sin,
+                  const float* factors, int64_t tokens, int64_t heads, int64_t nope_dim, int64_t rope_dim,
+                  int64_t value_dim, int64_t rank, int threads) {
+    const HeadRows r{q, up, out, tokens, heads, nope_dim, value_dim, rank};
+    if (kind) absorb<bf16>(r, cos, sin, factors, rope_dim, threads);
+    else absorb<float>(r, cos, sin, factors, rope_dim, threads);
+}
+
+void baton_make_values(int kind, const void* sums, const void* up, void* out, int64_t tokens, int64_t heads,
+                       int64_t nope_dim, int64_t value_dim, int64_t rank, int threads) {
+    const HeadRows r{sums, up, out, tokens, heads, nope_dim, value_dim, rank};
+    if (kind) make_values<bf16>(r, threads);
+    else make_values<float>(r, threads);
 }
 
 void baton_layers(int kind, const void* stack, int64_t count, const void* step, int threads) {

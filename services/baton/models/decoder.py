@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from baton.models.attention import Attention
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig, RopeConfig
 from baton.models.experts import Experts
+from baton.models.latent_attention import LatentAttention
 from baton.models.layers import MLP, Embedding, Increment, LayerNorm, Linear, RMSNorm, stream_norm
 from baton.models.mixer import Mixer, PlacesItself
 from baton.models.mixers import MIXER_NAMES, new_mixer
@@ -21,12 +22,16 @@ from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.cpu.attention import CpuPlan
-from baton_kernels.cpu.layers import LayerStack, LayerWeights
+from baton_kernels.cpu.latent import CpuLatentPlan
+from baton_kernels.cpu.layers import LayerStack, LayerWeights, MixtureWeights
+from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.kv_layout import KVLayout, KVPlace, LayerKV, TokenKV
 from baton_kernels.latent import LatentPlan
 from baton_kernels.norm import Norm
 from baton_kernels.paged import Chunk, PagedBatch, WantedRows
 from baton_kernels.rows import add_norm
+
+PackedMLP: TypeAlias = tuple[PackedWeight, PackedWeight] | MixtureWeights
 
 
 class DecoderLayer(nn.Module):
@@ -117,15 +122,18 @@ class DecoderLayer(nn.Module):
     def packed(self) -> LayerWeights | None:
         """The packed weights of the layer; None if any of them is not packed, or if the layer is of a kind
         that is computed piece by piece."""
-        if self.mlp is None or len(self.mixers) != 1 or not isinstance(self.mixers[0], Attention):
+        if self.mlp is None or len(self.mixers) != 1 or self.is_parallel:
             return None
-        attention, mlp = self.mixers[0], self.mlp.packed
+        mixer, mlp = self.mixers[0], self.mlp.packed
+        if mlp is None or self.mlp_factor != 1 or self.factors != (1.0,):
+            return None
+        if isinstance(mixer, LatentAttention):
+            return self._packed_latents(mixer, mlp)
+        return self._packed_attention(mixer, mlp) if isinstance(mixer, Attention) else None
+
+    def _packed_attention(self, attention: Attention, mlp: PackedMLP) -> LayerWeights | None:
         qkv, o = attention.qkv_proj.packed, attention.o_proj.packed
-        if self.is_parallel or attention.adjusts_queries or attention.is_gated:
-            return None
-        if qkv is None or o is None or mlp is None:
-            return None
-        if self.mlp_factor != 1 or self.factors != (1.0,):
+        if attention.adjusts_queries or attention.is_gated or qkv is None or o is None:
             return None
         return LayerWeights(
             _norm(self.input_layernorm),
@@ -142,6 +150,32 @@ class DecoderLayer(nn.Module):
             softcap=attention.softcap,
             rope=attention.rotation,
         )
+
+    def _packed_latents(self, attention: LatentAttention, mlp: PackedMLP) -> LayerWeights | None:
+        down, o, latent = attention.down_proj.packed, attention.o_proj.packed, attention.packed
+        if down is None or o is None or latent is None:
+            return None
+        return LayerWeights(
+            _norm(self.input_layernorm),
+            _norm(self.post_attention_layernorm),
+            down,
+            o,
+            mlp,
+            attention_post=_norm(self.post_self_attn_layernorm),
+            mlp_post=_norm(self.post_mlp_layernorm),
+            factor=self.factor,
+            rope=attention.rotation,
+            latent=latent,
+        )
+
+
+def _native_step(plan: TablePlan) -> CpuPlan | CpuLatentPlan | None:
+    """The step of a CPU's kernels, if they compute it in one call with all others."""
+    if isinstance(plan.step, CpuPlan):
+        return plan.step
+    if isinstance(plan, LatentPlan) and isinstance(plan.step, CpuLatentPlan) and not plan.expanded:
+        return plan.step
+    return None
 
 
 def _place(layer: DecoderLayer) -> KVPlace:
@@ -285,9 +319,9 @@ class Decoder(CausalLM):
     ) -> tuple[Increment | None, Tensor]:
         """Runs ``layers``, the first layers of the model. Returns what the last one adds to the residual
         stream, and the stream."""
-        plans = [plan.step for plan in step.plans if isinstance(plan.step, CpuPlan)]
+        plans = [native for plan in step.plans if (native := _native_step(plan)) is not None]
         if self.stack is not None and layers and len(plans) == len(step.plans):
-            added = self.stack.run(len(layers), x, step.views, plans, step.rotations)
+            added = self.stack.run(len(layers), x, step.views, plans, step.rotations, step.query_factors)
             return Increment(added, _norm(layers[-1].post_mlp_layernorm)), x
         delta: Increment | None = None
         for layer in layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,14 +11,20 @@ from torch import Tensor
 from baton.models.config import ModelConfig
 from baton.models.layers import Linear, RMSNorm
 from baton.models.mixer import Mixer
-from baton.models.model_step import Narrow, Rotation, Step, latent_plan
+from baton.models.model_step import Narrow, Step, latent_plan
 from baton.models.quantization.base import Place, QuantizationScheme, empty_parameter
 from baton.models.rope import head_order
 from baton.parallel.collectives import Collectives, Parallel
+from baton_kernels.cpu.latent import WIDTH, CpuLatentPlan
+from baton_kernels.cpu.layers import LatentWeights
 from baton_kernels.kv_layout import KVPlace
 from baton_kernels.latent import LatentPlan
+from baton_kernels.latent_norms import LatentNorms
 from baton_kernels.paged import Chunk
 from baton_kernels.rotary import rotate
+
+MADE_NUMBERS = 1 << 26
+"""Most numbers of keys and values that are made of latents at a time."""
 
 
 class LatentAttention(Mixer):
@@ -83,78 +90,102 @@ class LatentAttention(Mixer):
 
     def store(self, x: Tensor, step: Step) -> Tensor:
         """Puts the latents into the pool; returns what queries are made of, [T, q_rank], or x itself."""
-        sizes, down = self.sizes, self.down_proj(x)
-        rank = sizes.q_rank or 0
-        latents = torch.empty((len(x), sizes.width), dtype=x.dtype, device=x.device)
-        latents[:, : sizes.kv_rank] = self.kv_a_layernorm(down[:, rank : rank + sizes.kv_rank])
-        cos, sin = step.rotations[self.rotation]
-        latents[:, sizes.kv_rank :] = rotate(down[:, None, rank + sizes.kv_rank :], cos, sin)[:, 0]
         table = self.place.table
-        latent_plan(step.plans, table).store(step.views[table], self.place.index, latents)
-        return down[:, :rank] if rank else x
+        cos, sin = step.rotations[self.rotation]
+        source = latent_plan(step.plans, table).store_normed(
+            step.views[table], self.place.index, self.down_proj(x), self._norms, cos, sin
+        )
+        return x if self.q_a_layernorm is None else source
 
     def forward(self, x: Tensor, step: Step, narrow: Narrow | None) -> Tensor:
         table, source = self.place.table, self.store(x, step)
-        plan, rotation, factors = (
-            latent_plan(step.plans, table),
-            step.rotations[self.rotation],
-            step.query_factors,
-        )
+        plan = latent_plan(step.plans, table)
+        turns = _Turns(*step.rotations[self.rotation], step.query_factors)
         if narrow is not None:
-            plan, source = latent_plan(narrow.plans, table), source[narrow.rows]
-            rotation = (rotation[0][narrow.rows], rotation[1][narrow.rows])
-            factors = None if factors is None else factors[narrow.rows]
-        queries = self._queries(source, rotation, factors)
-        view = step.views[table]
-        if not plan.expanded:
-            return self._output(self._absorbed(queries, view, plan))
-        out = queries.new_empty((len(queries), self.heads, self.sizes.value_dim))
-        if plan.rows is not None and len(plan.rows):
-            out[plan.rows] = self._absorbed(queries[plan.rows], view, plan)
-        for chunk in plan.expanded:
-            rows = slice(chunk.start, chunk.start + chunk.length)
-            out[rows] = self._expanded(queries[rows], view, plan, chunk)
-        return self._output(out)
-
-    def _output(self, out: Tensor) -> Tensor:
+            plan, source, turns = latent_plan(narrow.plans, table), source[narrow.rows], turns.of(narrow.rows)
+        queries = self._queries(source)
+        out = self._attended(queries, turns, step.views[table], plan)
         return self.collectives.sum(self.o_proj(out.flatten(1)))
 
-    def _queries(self, source: Tensor, rotation: Rotation, factors: Tensor | None) -> Tensor:
-        """The rotated queries [T, heads, query_dim] of ``source``, as ``store`` returns it."""
-        if self.q_a_layernorm is None:
-            flat: Tensor = self.q_proj(source)
-        else:
-            flat = self.q_b_proj(self.q_a_layernorm(source))
-        queries = flat.view(len(source), self.heads, self.sizes.query_dim)
-        turned = queries[..., self.sizes.nope_dim :]
-        turned.copy_(rotate(turned, *rotation))
-        return queries if factors is None else queries.mul_(factors)
+    @property
+    def packed(self) -> LatentWeights | None:
+        """The weights for a CPU's kernels, besides the projections to latents and of the output; None if
+        they do not take them."""
+        queries = (self.q_proj if self.q_a_layernorm is None else self.q_b_proj).packed
+        sizes = self.sizes
+        if queries is None or sizes.kv_rank % WIDTH or not CpuLatentPlan.takes(self.up.dtype, sizes.width):
+            return None
+        up = self._up_of_heads
+        return LatentWeights(queries, self._norms, up, sizes.nope_dim, sizes.rope_dim, sizes.value_dim)
 
     @property
-    def _of_heads(self) -> tuple[Tensor, Tensor]:
-        """What makes each head's key, [heads, nope_dim, kv_rank], and its value, [heads, value_dim, kv_rank],
-        of a latent."""
-        both = self.up.view(self.heads, -1, self.sizes.kv_rank)
-        return both[:, : self.sizes.nope_dim], both[:, self.sizes.nope_dim :]
+    def _norms(self) -> LatentNorms:
+        q = None if self.q_a_layernorm is None else self.q_a_layernorm.as_norm
+        return LatentNorms(q, self.kv_a_layernorm.as_norm)
 
-    def _absorbed(self, queries: Tensor, view: Tensor, plan: LatentPlan) -> Tensor:
-        """queries [R, heads, query_dim] -> [R, heads, value_dim]."""
-        sizes, (keys, values) = self.sizes, self._of_heads
-        wide = queries.new_empty((len(queries), self.heads, sizes.width))
-        wide[..., : sizes.kv_rank] = torch.bmm(
-            queries[..., : sizes.nope_dim].transpose(0, 1), keys
-        ).transpose(0, 1)
-        wide[..., sizes.kv_rank :] = queries[..., sizes.nope_dim :]
+    def _queries(self, source: Tensor) -> Tensor:
+        """The queries [T, heads, query_dim] of ``source``, as ``store`` returns it, not rotated."""
+        projection = self.q_proj if self.q_a_layernorm is None else self.q_b_proj
+        flat: Tensor = projection(source)
+        return flat.view(len(source), self.heads, self.sizes.query_dim)
+
+    def _attended(self, queries: Tensor, turns: _Turns, view: Tensor, plan: LatentPlan) -> Tensor:
+        """queries [R, heads, query_dim], not rotated -> [R, heads, value_dim]."""
+        if not plan.expanded:
+            return self._absorbed(queries, turns, view, plan)
+        out = queries.new_empty((len(queries), self.heads, self.sizes.value_dim))
+        if plan.rows is not None and len(plan.rows):
+            out[plan.rows] = self._absorbed(queries[plan.rows], turns.of(plan.rows), view, plan)
+        for chunk in plan.expanded:
+            rows = slice(chunk.start, chunk.start + chunk.length)
+            out[rows] = self._expanded(queries[rows], turns.of(rows), view, plan, chunk)
+        return out
+
+    def _absorbed(self, queries: Tensor, turns: _Turns, view: Tensor, plan: LatentPlan) -> Tensor:
+        """Attend by rows that read the latents as they are: shapes as in ``_attended``."""
+        up, sizes = self._up_of_heads, self.sizes
+        wide = plan.absorb(queries, up, turns.cos, turns.sin, turns.factors)
         sums = plan.attend(view, self.place.index, wide, scale=self.scale, value_dim=sizes.kv_rank)
-        return torch.bmm(sums.transpose(0, 1), values.mT).transpose(0, 1)
+        return plan.make_values(sums, up, sizes.value_dim)
 
-    def _expanded(self, queries: Tensor, view: Tensor, plan: LatentPlan, chunk: Chunk) -> Tensor:
-        """queries [L, heads, query_dim] -> [L, heads, value_dim]."""
+    def _expanded(
+        self, queries: Tensor, turns: _Turns, view: Tensor, plan: LatentPlan, chunk: Chunk
+    ) -> Tensor:
+        """Attend by a chunk whose keys and values are made of the latents, shapes as in ``_attended``; some
+        heads at a time, as these take much more memory."""
         sizes, latents = self.sizes, plan.gather(view, self.place.index, chunk)
-        made = (latents[:, : sizes.kv_rank] @ self.up.T).view(len(latents), self.heads, -1)
-        rotated = latents[:, None, sizes.kv_rank :].expand(-1, self.heads, -1)
-        keys = torch.cat((made[..., : sizes.nope_dim], rotated), dim=-1)
-        return plan.attend_expanded(queries, keys, made[..., sizes.nope_dim :], scale=self.scale)
+        turned = queries[..., sizes.nope_dim :]
+        turned.copy_(rotate(turned, turns.cos, turns.sin))
+        if turns.factors is not None:
+            queries.mul_(turns.factors)
+        out = queries.new_empty((len(queries), self.heads, sizes.value_dim))
+        each = max(1, MADE_NUMBERS // (len(latents) * (sizes.query_dim + sizes.value_dim)))
+        for first in range(0, self.heads, each):
+            heads = slice(first, first + each)
+            up = self._up_of_heads[heads]
+            made = (latents[:, : sizes.kv_rank] @ up.flatten(0, 1).T).view(len(latents), len(up), -1)
+            rotated = latents[:, None, sizes.kv_rank :].expand(-1, len(up), -1)
+            keys = torch.cat((made[..., : sizes.nope_dim], rotated), dim=-1)
+            values = made[..., sizes.nope_dim :]
+            out[:, heads] = plan.attend_expanded(queries[:, heads], keys, values, scale=self.scale)
+        return out
+
+    @property
+    def _up_of_heads(self) -> Tensor:
+        """What makes keys and values of a latent, [heads, nope_dim + value_dim, kv_rank]."""
+        return self.up.view(self.heads, -1, self.sizes.kv_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """What is done to queries by their position."""
+
+    cos: Tensor
+    sin: Tensor
+    factors: Tensor | None
+
+    def of(self, rows: Tensor | slice) -> _Turns:
+        return _Turns(self.cos[rows], self.sin[rows], None if self.factors is None else self.factors[rows])
 
 
 def _rope_order(config: ModelConfig, layer: int) -> Sequence[int]:

@@ -24,6 +24,7 @@ from baton.parallel.shard import Shard
 from baton.process.options import ModelError
 from baton.process.start_clock import StartClock
 from baton_kernels.attention import new_pool
+from baton_kernels.cpu.library import advise_large_pages
 from baton_kernels.kv_layout import KVLayout, KVLayoutError
 
 Progress = Callable[[int, int], None]
@@ -128,7 +129,10 @@ def new_page_pool(layout: KVLayout, num_pages: int, dtype: torch.dtype, device: 
     if layout.is_plain:
         _, heads, layers, _, block_size, dim = layout.view_shape(0, num_pages)
         return new_pool(num_pages, heads, layers, block_size, dim, dtype=dtype, device=torch.device(device))
-    return torch.zeros((num_pages, layout.page_bytes // dtype.itemsize), dtype=dtype, device=device)
+    pool = torch.empty((num_pages, layout.page_bytes // dtype.itemsize), dtype=dtype, device=device)
+    if pool.device.type == "cpu":
+        advise_large_pages(pool)
+    return pool.zero_()
 
 
 def new_kv_pool(

@@ -38,7 +38,7 @@ class LatentConfig:
     value_dim: int
     """Dimensions of a value head."""
     eps: float = 1e-6
-    """Of the norms of both latents."""
+    """The epsilon of the norms of both latents."""
 
     @property
     def query_dim(self) -> int:

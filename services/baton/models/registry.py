@@ -139,6 +139,8 @@ UNSERVED: Mapping[str, str] = MappingProxyType(
         "DeepseekV32ForCausalLM": _INDEXER,
         "DeepseekV4ForCausalLM": _INDEXER,
         "GlmMoeDsaForCausalLM": _INDEXER,
+        "MiniMaxM3SparseForConditionalGeneration": _INDEXER,
+        "MiniMaxM3VLForCausalLM": _INDEXER,
         "MistralLarge4ForConditionalGeneration": _INDEXER,
     }
 )
