@@ -6,7 +6,6 @@ Blocks have the link's size here and are counted from the request's first. A sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -37,18 +36,10 @@ class Binding:
     """The pages bound to a handoff at decode."""
 
     groups: tuple[GroupBlocks, ...]
-    """For each group, the blocks that a token behind the prompt needs."""
+    """The blocks of each group that a token behind the prompt needs."""
     missing: tuple[tuple[range, ...], ...]
-    """For each group, runs of blocks that decode's cache lacks, ascending: they are to be received."""
+    """Runs of blocks of each group that decode's cache lacks, ascending: they are to be received."""
     pinned: tuple[int, ...]
     """The pages of the missing blocks, pinned for the transport."""
     pages: tuple[int, ...]
     """All pages that the handoff has a reference on."""
-
-
-def missing_behind(cached: Sequence[int], groups: Sequence[GroupBlocks]) -> tuple[tuple[range, ...], ...]:
-    """The runs that each group misses if the cache has the first ``cached`` of its blocks."""
-    return tuple(
-        (range(group.first + have, group.end),) if group.first + have < group.end else ()
-        for have, group in zip(cached, groups, strict=True)
-    )

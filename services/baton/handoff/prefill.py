@@ -93,7 +93,7 @@ class PrefillHandoff:
     link: LinkId
     num_tokens: int
     wanted: tuple[range, ...]
-    """For each group, the blocks of the link's size that a token behind the prompt needs."""
+    """The blocks of the link's size of each group that a token behind the prompt needs."""
     blocks_per_page: int
     state: PrefillHandoffState = PrefillHandoffState.ASKED
     ready_sent: bool = False

@@ -21,7 +21,7 @@ class KeptPages:
     """Its page tables, of all token groups."""
     state_pages: Many[int]
     num_gone: Many[int]
-    """For each group, the blocks at the sequence's beginning whose pages were given back."""
+    """The number of blocks of each group, at the sequence's beginning, whose pages were given back."""
 
 
 class EnginePages(Protocol):

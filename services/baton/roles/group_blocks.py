@@ -12,7 +12,7 @@ from baton_kernels.kv_layout import KVGroup, TokenKV
 
 
 def wanted_blocks(groups: Sequence[KVGroup], num_tokens: int, block_size: int) -> tuple[range, ...]:
-    """For each group, the blocks of ``block_size`` tokens that a token behind the prompt needs."""
+    """The blocks of ``block_size`` tokens of each group that a token behind the prompt needs."""
     return tuple(needed_blocks(group, num_tokens, block_size) for group in groups)
 
 

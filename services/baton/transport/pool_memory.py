@@ -203,7 +203,7 @@ class _Part:
         """Return the offset in the pool and the length, in bytes, of each contiguous run of these wire blocks
         of a group that is not divided."""
         size, geometry = self._page_bytes, self._geometries[group]
-        pages = [place_of(block) // self._ratio for block in blocks]
+        pages = blocks if not group and self._ratio == 1 else [page_of(b, self._ratio) for b in blocks]
         if geometry.width == 1 and geometry.strips == ((0, 0, size),):
             return [(page * size, count * size) for page, count in _runs(pages)]
         spans: list[tuple[int, int]] = []
@@ -247,7 +247,7 @@ class _Part:
         """Return the indices in ``_rows`` of the bytes of these wire blocks, in order."""
         geometry, ratio = self._geometries[group], self._ratio
         per_page, width = geometry.rows_per_page, geometry.width
-        places = [place_of(block) for block in blocks]
+        places = map(place_of, blocks) if group else blocks
         first = [place // ratio * per_page + place % ratio for place in places]
         pages = torch.tensor(first).view(-1, width)
         if width > 1:

@@ -77,7 +77,7 @@ class Arriving:
     """The pages bound to a sequence that arrives. One reference on each is the caller's."""
 
     groups: tuple[ArrivingGroup, ...]
-    """In the order of ``KVLayout.groups``."""
+    """Each group, in the order of ``KVLayout.groups``."""
 
     @property
     def pages(self) -> tuple[int, ...]:

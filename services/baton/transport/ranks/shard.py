@@ -15,8 +15,8 @@ NOTHING = GroupPart(range(0), range(0))
 
 @dataclass(frozen=True, slots=True)
 class KVShard:
-    """Of each KV group, adjacent heads (of a state: units) of adjacent ones of the group's layers, counted
-    from the model's first. Of some groups there may be nothing."""
+    """Adjacent heads (of a state: units) of adjacent layers of each KV group, counted from the model's first
+    head and the group's first layer. Of some groups there may be nothing."""
 
     groups: tuple[GroupPart, ...]
 
