@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Literal, TypeAlias
 
-from baton_kernels.window import Window
+from baton_kernels.window import ChunkedWindow, Window
 
 KVKind = Literal["full", "window", "latent", "state"]
 ALIGNMENT = 64
@@ -211,8 +211,14 @@ class KVLayout:
         return (num_pages, kv.heads, self.page_bytes // cell, kv.vectors, self.block_size, kv.dim)
 
 
-def _order(kv: LayerKV) -> tuple[int, str]:
-    return ("full", "latent", "window", "state").index(kv.kind), str(kv)
+def _order(kv: LayerKV) -> tuple[int, ...]:
+    """The place of a group among the others: the same on all ranks, whose heads differ in number alone."""
+    kind = ("full", "latent", "window", "state").index(kv.kind)
+    if isinstance(kv, StateKV):
+        return kind, kv.size, kv.units
+    window = kv.window
+    seen = (window.size, 1) if isinstance(window, ChunkedWindow) else (window or 0, 0)
+    return kind, *seen, kv.dim, kv.vectors, kv.heads
 
 
 def _cells(kv: LayerKV) -> int:

@@ -32,7 +32,7 @@ class MambaWeights:
     """The weights of a layer behind its projection, of one rank. All float32."""
 
     conv: ConvWeights
-    """Of ``MambaSizes.units`` times ``unit_channels``: unit by unit, in the order of its cell."""
+    """The taps of ``MambaSizes.units`` times ``unit_channels``: unit by unit, in the order of its cell."""
     a_log: Tensor
     """[heads of all units]."""
     d: Tensor

@@ -16,7 +16,7 @@ _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
 class UnitCells(ctypes.Structure):
-    """Where the states of one layer are."""
+    """The place of the states of one layer."""
 
     _fields_ = (
         ("pages", _POINTER),
@@ -61,7 +61,7 @@ class Taps(ctypes.Structure):
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> Taps:
-        """Those of weight [conv_kernel, channels]; it does not keep them."""
+        """The taps of weight [conv_kernel, channels], which are not kept."""
         rows, channels = weight.shape
         return cls(weight.data_ptr(), pointer(bias), channels, rows - 1)
 

@@ -20,7 +20,7 @@ class Mixer(nn.Module):
     kv: LayerKV
     """What it keeps in the pool."""
     place: KVPlace
-    """Its place there, set by ``CausalLM.lay_out``."""
+    """The place of that, set by ``CausalLM.lay_out``."""
 
     @abstractmethod
     def forward(self, x: Tensor, step: Step, narrow: Narrow | None) -> Tensor:

@@ -18,7 +18,7 @@ class KeptPages:
     """The pages of a sequence that is here."""
 
     tables: Many[Many[int]]
-    """Its page tables, of all token groups."""
+    """The page tables of all token groups."""
     state_pages: Many[int]
     num_gone: Many[int]
     """The number of blocks of each group, at the sequence's beginning, whose pages were given back."""

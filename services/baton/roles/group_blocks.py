@@ -1,4 +1,4 @@
-"""From the pages of a sequence to the blocks that the handoff's machines speak of, and back. Pure."""
+"""The way from the pages of a sequence to the blocks that the handoff's machines speak of, and back. Pure."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def _blocks_of(
 
 
 def with_partial_blocks(arriving: Arriving, num_tokens: int, block_size: int, per_page: int) -> Arriving:
-    """The same pages, with those groups marked whose first block will lack its first tokens: prefill, whose
-    blocks are smaller, has given these back."""
+    """Mark the groups whose first block will lack its first tokens: prefill, whose blocks are smaller, has
+    given these back."""
     if per_page == 1:
         return arriving
     marked = []

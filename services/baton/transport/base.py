@@ -100,7 +100,7 @@ class BlockForm:
     names: int
     """Names of a block, one for each page that it lies in; the peer's may be more or fewer."""
     nbytes: int
-    """Bytes of a block that travel: the same on both sides."""
+    """The bytes of a block that travel, equal on both sides."""
 
     def size_of(self, blocks: Sequence[int]) -> int:
         """The bytes of wire blocks with these names."""

@@ -1,4 +1,4 @@
-"""Where the bytes of a group's wire block lie in its pages. Pure.
+"""The places of the bytes of a group's wire block in its pages. Pure.
 
 A wire block travels in one order, whatever its pages are like: ``[heads, layers, vectors, tokens, dim]`` of a
 token group, ``[layers, units, size]`` of a state, each with the part that both ends have. Here it is cut into

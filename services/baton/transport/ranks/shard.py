@@ -52,7 +52,7 @@ class KVShard:
 
 
 def whole_shard(groups: Sequence[KVGroup]) -> KVShard:
-    """All of the KV of these groups."""
+    """Return the shard of all KV of these groups."""
     return KVShard(
         tuple(
             GroupPart(range(_heads_of(group)), range(len(group.layers))) if group.layers else NOTHING
