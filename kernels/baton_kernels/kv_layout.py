@@ -96,8 +96,8 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVPlace:
-    """The place of a layer's KV: in the pages of one table, at an index among their layers. For a state layer,
-    the group's first table, and the layer's index in the group."""
+    """The place of a layer's KV: in the pages of one table, at an index among their layers. For a state
+    layer, the group's first table, and the layer's index in the group."""
 
     table: int
     index: int
