@@ -26,6 +26,10 @@ TABLE_COST = 0.004
 """The share of memory that is given up to have one table less: each is built and read in every step."""
 
 
+SAMPLES = (512, 8192)
+"""The lengths, in tokens, of sequences of which little should be lost."""
+
+
 class KVLayoutError(ValueError):
     """Groups that cannot share pages of one size."""
 
@@ -132,7 +136,7 @@ class KVLayout:
         cells = [_cell_bytes(kv, block_size, element_bytes) for kv in kinds]
         counts = [sum(each.count(kv) for each in kept) * _cells(kv) for kv in kinds]
         unit = _unit(kinds, cells)
-        tables = _tables(kinds, cells, counts, unit)
+        tables = _tables(kinds, cells, counts, unit, block_size)
         here = range(len(kept)) if layers is None else layers
         groups: list[KVGroup] = []
         first, page = 0, 0
@@ -165,11 +169,12 @@ class KVLayout:
 
     @property
     def lost(self) -> float:
-        """The largest share of its pages that a group does not use, 0 to 1."""
-        return max(
-            1 - len(g.layers) * _cells(g.kv) * self._cell_bytes(g) / (len(g.tables) * self.page_bytes)
-            for g in self.groups
-        )
+        """The share of the pages of a sequence that holds nothing, 0 to 1, at the worse of two lengths."""
+        cells = [self._cell_bytes(group) for group in self.groups]
+        counts = [len(group.layers) * _cells(group.kv) for group in self.groups]
+        tables = [len(group.tables) for group in self.groups]
+        kinds = [group.kv for group in self.groups]
+        return _lost(kinds, cells, counts, tables, self.page_bytes, self.block_size)
 
     def _cell_bytes(self, group: KVGroup) -> int:
         return _cell_bytes(group.kv, self.block_size, self.element_bytes)
@@ -245,7 +250,7 @@ def _unit(kinds: Sequence[LayerKV], cells: Sequence[int]) -> int:
 
 
 def _tables(
-    kinds: Sequence[LayerKV], cells: Sequence[int], counts: Sequence[int], unit: int
+    kinds: Sequence[LayerKV], cells: Sequence[int], counts: Sequence[int], unit: int, block_size: int
 ) -> tuple[int, ...]:
     """The tables of each group, so that little of any page is lost and there are few. Raises
     KVLayoutError."""
@@ -258,12 +263,35 @@ def _tables(
         if not all(fits):
             continue
         tables = tuple(-(-count // fit) for count, fit in zip(counts, fits, strict=True))
-        lost = max(
-            1 - cell * count / (n * page) for cell, count, n in zip(cells, counts, tables, strict=True)
-        )
+        lost = _lost(kinds, cells, counts, tables, page, block_size)
         of_tokens = sum(n for kv, n in zip(kinds, tables, strict=True) if isinstance(kv, TokenKV))
         score = lost + TABLE_COST * of_tokens
         if best is None or score < best[0]:
             best = (score, tables)
     assert best is not None  # the largest page holds any cell
     return best[1]
+
+
+def _lost(
+    kinds: Sequence[LayerKV],
+    cells: Sequence[int],
+    counts: Sequence[int],
+    tables: Sequence[int],
+    page: int,
+    block_size: int,
+) -> float:
+    """See ``KVLayout.lost``. ``counts``: cells of a block of each group."""
+    return max(
+        1
+        - sum(n * cell * count for n, cell, count in zip(blocks, cells, counts, strict=True))
+        / sum(n * page * number for n, number in zip(blocks, tables, strict=True))
+        for blocks in ([_blocks(kv, length, block_size) for kv in kinds] for length in SAMPLES)
+    )
+
+
+def _blocks(kv: LayerKV, num_tokens: int, block_size: int) -> int:
+    """The blocks that a sequence of ``num_tokens`` keeps; of a state, one."""
+    if isinstance(kv, StateKV):
+        return 1
+    seen = kv.window.size if isinstance(kv.window, ChunkedWindow) else kv.window
+    return -(-min(num_tokens, seen or num_tokens) // block_size)

@@ -173,7 +173,7 @@ def test_every_parameter_has_one_place_in_the_checkpoint(
     ("name", "tp_size", "message"),
     [
         ("nemotron-h", 8, "tensor_parallel_size is 8; allowed for a model of 4 attention heads"),
-        ("falcon-h1", 3, "Mamba layers of 8 units of heads in 1 groups: 1, 2, 4"),
+        ("falcon-h1", 3, "Mamba layers of 4 units of heads in 1 groups: 1, 2, 4"),
         ("lfm2", 3, "convolutions of 8 units of channels: 1, 2, 4"),
     ],
 )

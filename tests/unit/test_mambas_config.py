@@ -92,7 +92,7 @@ def test_nemotron() -> None:
         (),
     )
     assert [dense.has_mlp(layer) for layer in range(9)] == [False, True] * 3 + [False, False, True]
-    assert dense.mamba == MambaConfig(128, 64, 8, 128, 4, units=8)
+    assert dense.mamba == MambaConfig(128, 64, 8, 128, 4, units=64)
     assert dense.ropes == (None,) * 52
     assert (dense.activation, dense.gated_mlp, dense.experts) == (RELU2, False, None)
     assert sum(mixers == ("attention",) for mixers in nano.mixers) == 6
@@ -100,9 +100,9 @@ def test_nemotron() -> None:
     assert nano.experts is not None and not nano.experts.gated
     assert nano.experts.routing == Routing(6, "sigmoid", renormalize=True, scale=2.5)
     assert nano.mamba is not None
-    # 8 heads of [64, 128] and 3 inputs of their 512 x, 128 B and 128 C in each unit.
-    assert nano.mamba.kept(1) == StateKV(8, 8 * 64 * 128 + 3 * 768)
-    assert nano.mamba.kept(4) == StateKV(2, 8 * 64 * 128 + 3 * 768)
+    # 2 heads of [64, 128] and 3 inputs of their 128 x, 128 B and 128 C in each unit.
+    assert nano.mamba.kept(1) == StateKV(32, 2 * 64 * 128 + 3 * 384)
+    assert nano.mamba.kept(4) == StateKV(8, 2 * 64 * 128 + 3 * 384)
     new_names = family("NemotronH", layers_block_type=["linear_attention", "moe", "full_attention", "mlp"])
     assert new_names == family("NemotronH", layers_block_type=["mamba", "moe", "attention", "mlp"])
     assert family("NemotronH", moe_latent_size=12).experts == replace(
@@ -113,7 +113,7 @@ def test_nemotron() -> None:
 def test_granite() -> None:
     config = published("granite-4.0-h-1b")
     assert [layer for layer in range(40) if config.mixers_of(layer) == ("attention",)] == [5, 15, 25, 35]
-    assert config.mamba == MambaConfig(48, 64, 1, 128, 4, units=8)
+    assert config.mamba == MambaConfig(48, 64, 1, 128, 4, units=24)
     assert config.intermediate_size == 4096 and config.experts is None
     assert config.ropes == (None,) * 40
     assert (config.embedding_scale, config.scale, config.residual_scale) == (12.0, 0.0078125, 0.22)
@@ -148,12 +148,17 @@ def test_bamba_and_lfm2() -> None:
 
 
 def test_units() -> None:
-    assert [mamba_units(heads, groups) for heads, groups in ((128, 8), (48, 1), (24, 1), (32, 2))] == [8] * 4
+    assert [mamba_units(heads, groups) for heads, groups in ((128, 8), (48, 1), (24, 1), (32, 2))] == [
+        64,
+        24,
+        12,
+        16,
+    ]
     assert [mamba_units(heads, groups) for heads, groups in ((64, 16), (12, 3), (7, 1), (22, 11))] == [
-        8,
+        32,
         6,
-        7,
         1,
+        11,
     ]
 
 

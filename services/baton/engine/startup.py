@@ -37,11 +37,11 @@ from baton.engine.warm_up import (
 )
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
-from baton.models.loader import Progress, new_kv_pool
+from baton.models.loader import Progress, kv_layout, new_kv_pool
 from baton.parallel.layout import Layout
 from baton.parallel.messages import NewPool, Record
 from baton.parallel.ranks import ONE_NODE, Nodes, Ranks, RemoteRanks
-from baton.parallel.shard import check_split
+from baton.parallel.shard import Shard, check_split
 from baton.process.start_clock import StartClock
 from baton.speculation.choice import Target, plan_drafter
 from baton.speculation.draft_model import Forward, Replay
@@ -119,6 +119,7 @@ def _build(
     with clock.phase("drafter"):
         plan = plan_drafter(config.speculation, _target(config, model, device, most))
     block_bytes = [loaded.block_bytes + (plan.block_bytes if plan else 0), *others]
+    _tell_waste(loaded)
     with_lengths = model.config.rope.by_length
     # Steps with lengths are never replayed.
     recorded = recorded_sizes(config, model) if replays(config, device) and not with_lengths else ()
@@ -184,6 +185,35 @@ def _build(
         speculator,
         loaded.layout,
         late_builds(device),
+    )
+
+
+WASTEFUL = 0.1
+"""The share of a group's pages that is worth a word, if it is unused."""
+BLOCK_SIZES = (16, 32, 64, 128)
+
+
+def best_block_size(config: ModelConfig, dtype: torch.dtype, shard: Shard | None) -> tuple[int, float]:
+    """The smallest of the usual block sizes that leaves little of the pages unused, or else the one that
+    leaves the least; and that share."""
+    lost = {size: kv_layout(config, size, dtype, shard).lost for size in BLOCK_SIZES}
+    best = next((size for size in BLOCK_SIZES if lost[size] <= WASTEFUL / 2), None)
+    best = min(BLOCK_SIZES, key=lambda size: lost[size]) if best is None else best
+    return best, lost[best]
+
+
+def _tell_waste(loaded: LoadedRank) -> None:
+    lost = loaded.layout.lost
+    if lost <= WASTEFUL:
+        return
+    model = loaded.model
+    best, least = best_block_size(model.config, model.dtype, model.shard)
+    log.warning(
+        "block_size %d leaves %.0f %% of the pages of a group of layers unused; %d leaves %.0f %%",
+        loaded.block_size,
+        100 * lost,
+        best,
+        100 * least,
     )
 
 

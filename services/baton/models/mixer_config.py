@@ -157,8 +157,10 @@ class MambaConfig:
 
 
 def mamba_units(heads: int, groups: int) -> int:
-    """Units of a layer: as many as may be, of at most eight, for each costs a B and C."""
-    fits = [n for n in range(1, 9) if heads % n == 0 and (n % groups == 0 or groups % n == 0)]
+    """Units of a layer: as many as may be, so that little of a page is lost, of two heads at least, for each
+    costs a B and C."""
+    most = max(1, heads // 2)
+    fits = [n for n in range(1, most + 1) if heads % n == 0 and (n % groups == 0 or groups % n == 0)]
     return fits[-1]
 
 
