@@ -35,6 +35,7 @@ from tests.support.random_requests import Ask, draw
 from tests.support.ring import Ring, Service, running_ring, scrape
 from tests.support.rings_at_their_limit import errors_logged
 from tests.support.tiny_models import Recipe
+from tests.support.tiny_states import KimiLinear
 
 Event = Literal["kill decode", "kill prefill", "drain decode", "drain prefill"]
 ROLES = ("prefill", "decode")
@@ -463,11 +464,13 @@ def made(tmp: Path, model: str) -> str:
     room for long prompts."""
     if model not in FAMILY_MODELS:
         return model
-    recipe = FAMILY_MODELS[model]
+    builder = FAMILY_MODELS[model]
+    recipe = builder.recipe if isinstance(builder, KimiLinear) else builder
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{model} has no recipe that could be given a longer context")
-    overrides = {**recipe.overrides, "max_position_embeddings": BYTE_CONTEXT}
-    return str(replace(recipe, overrides=overrides)(tmp / model))
+    recipe = replace(recipe, overrides={**recipe.overrides, "max_position_embeddings": BYTE_CONTEXT})
+    builder = replace(builder, recipe=recipe) if isinstance(builder, KimiLinear) else recipe
+    return str(builder(tmp / model))
 
 
 def run(tmp: Path, plan: Plan) -> Report:
