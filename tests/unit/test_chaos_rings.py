@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.chaos.connections import Connection, End
 from tests.support.chaos.faults import streams_alone
-from tests.support.chaos.fleet import ROOM, Member, pages_of
-from tests.support.chaos.streams import made
+from tests.support.chaos.fleet import BLOCK_SIZE, ROOM, Member, pages_of
+from tests.support.chaos.streams import STREAMS_ROOM, made, worker_options
 from tests.support.ring import Service
 
 ROUTER = 1
@@ -23,6 +23,10 @@ def test_a_worker_has_room_for_one_or_two_sequences_of_any_model(
 ) -> None:
     assert ROOM == 1280
     assert pages_of(Path(made(tmp_path, name))) == pages
+
+
+def test_the_demo_model_has_a_block_a_page() -> None:
+    assert worker_options("demo")[-2:] == ("--num-blocks", str(STREAMS_ROOM // BLOCK_SIZE))
 
 
 def test_no_connection_is_cut_that_may_carry_beats() -> None:

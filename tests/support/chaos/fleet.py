@@ -211,10 +211,10 @@ def running_fleet(tmp: Path, model: Path, kind: str, rng: random.Random) -> Iter
         yield Fleet(ring, members, rng)
 
 
-def pages_of(model: Path) -> int:
-    """The pages of a worker, whichever groups of layers share them."""
+def pages_of(model: Path, room: int = ROOM) -> int:
+    """The pages that one sequence of ``room`` tokens takes, whichever groups of layers share them."""
     layout = KVLayout.of(ModelConfig.from_dir(model).kept(), BLOCK_SIZE, torch.float32.itemsize)
-    return PageCounts(layout, CHUNK).of(ROOM)
+    return PageCounts(layout, CHUNK).of(room)
 
 
 def _member(

@@ -30,6 +30,7 @@ from baton.hub import resolve_model
 from baton.models.config import ModelConfig
 from baton.process.options import served_name
 from baton.text.tokenizer import Tokenizer
+from tests.support.chaos.fleet import BLOCK_SIZE, pages_of
 from tests.support.family_models import FAMILY_MODELS
 from tests.support.random_requests import Ask, draw
 from tests.support.ring import Ring, Service, running_ring, scrape
@@ -41,13 +42,13 @@ Event = Literal["kill decode", "kill prefill", "drain decode", "drain prefill"]
 ROLES = ("prefill", "decode")
 EVENTS: tuple[Event, ...] = ("kill decode", "kill prefill", "drain decode", "drain prefill")
 DRAINS: tuple[Event, ...] = ("drain decode", "drain prefill")
-OPTIONS = ("--scheduling-policy", "priority", "--num-blocks", "1024")
+OPTIONS = ("--scheduling-policy", "priority")
 PREFILL_OPTIONS = ("--no-prefix-caching",)
 """Questions come again and again, and prompts are to be computed."""
 DECODE_OPTIONS = ("--speculative-method", "ngram", "--num-speculative-tokens", "3")
 ROUTER_OPTIONS = ("--tool-call-parser", "hermes", "--log-level", "info")
-BLOCK_SIZE = 16
-"""Tokens of a KV block, by default."""
+STREAMS_ROOM = 16_384
+"""The tokens of a sequence that has all pages of a worker to itself."""
 FIRST_WORD = 4
 """The first token id of the demo model that is no special one."""
 BYTE_CONTEXT = 8192
@@ -459,6 +460,11 @@ def _cause(why: str) -> str:
     return "handoff broke"
 
 
+def worker_options(model: str) -> tuple[str, ...]:
+    """What workers of a model, as ``--model`` has it, are started with."""
+    return (*OPTIONS, "--num-blocks", str(pages_of(resolve_model(model), STREAMS_ROOM)))
+
+
 def made(tmp: Path, model: str) -> str:
     """What ``--model`` is to be for the model of a plan. One of ``FAMILY_MODELS`` is saved in ``tmp``, with
     room for long prompts."""
@@ -483,7 +489,7 @@ def run(tmp: Path, plan: Plan) -> Report:
         model=model,
         prefill=2,
         decode=2,
-        options=OPTIONS,
+        options=worker_options(model),
         prefill_options=PREFILL_OPTIONS,
         decode_options=DECODE_OPTIONS,
         router_options=ROUTER_OPTIONS,

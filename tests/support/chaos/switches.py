@@ -16,7 +16,6 @@ from baton.planner.switch_role import SwitchError, switch_role
 from baton.process.ready import WorkerReady
 from tests.support.chaos.streams import (
     DECODE_OPTIONS,
-    OPTIONS,
     PREFILL_OPTIONS,
     ROUTER_OPTIONS,
     Plan,
@@ -24,6 +23,7 @@ from tests.support.chaos.streams import (
     Streams,
     asks,
     made,
+    worker_options,
 )
 from tests.support.ring import CLUSTER_KEY, Ring, Service, running_ring, scrape, worker
 from tests.support.rings_at_their_limit import errors_logged
@@ -117,7 +117,7 @@ def run(tmp: Path, plan: Plan, starts: int = 3) -> tuple[Report, Switches]:
         model=model,
         prefill=2,
         decode=2,
-        options=OPTIONS,
+        options=worker_options(model),
         prefill_options=PREFILL_OPTIONS,
         decode_options=DECODE_OPTIONS,
         router_options=ROUTER_OPTIONS,
@@ -131,7 +131,7 @@ def run(tmp: Path, plan: Plan, starts: int = 3) -> tuple[Report, Switches]:
 
 def _start(tmp: Path, name: str, model: str) -> float:
     """Seconds until a new decode worker is ready."""
-    fresh = worker(tmp, name, "decode", model, *OPTIONS, *DECODE_OPTIONS)
+    fresh = worker(tmp, name, "decode", model, *worker_options(model), *DECODE_OPTIONS)
     began = time.monotonic()
     fresh.start()
     try:
