@@ -24,7 +24,7 @@ from rich.table import Table
 
 from tests.support.chaos import connections
 from tests.support.chaos.campaign import SHARES, Plan, Report, percentile, run
-from tests.support.chaos.catalogue import record
+from tests.support.chaos.catalogue import LARGE_BLOCKS, record
 
 KINDS = ("tcp", "ucx", "ucx-shm", "ucx-tcp", "nixl", "gloo", "nccl")
 
@@ -42,6 +42,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
     failed = ", ".join(f"{count} {name}" for name, count in sorted(report.failed.items()))
     restarts = report.restarts_s
     return [
+        ("model", report.model),
         ("seed", str(report.seed)),
         ("rounds, s each", f"{report.rounds}, {report.round_s:.2f}"),
         ("faults, all verified", faults or "-"),
@@ -74,6 +75,11 @@ def main() -> int:
         default="tcp",
         help=f"some of {','.join(KINDS)}; ucx-shm and ucx-tcp are ucx over shared memory or TCP alone",
     )
+    parser.add_argument(
+        "--model",
+        default=LARGE_BLOCKS,
+        help=f"demo, a directory, or a tiny model of tests.support.family_models; default: {LARGE_BLOCKS}",
+    )
     parser.add_argument("--rounds", type=int, default=60, help="rounds of one fault each")
     parser.add_argument(
         "--faults", default=",".join(SHARES), help="the kinds of faults in these rounds; default: %(default)s"
@@ -97,7 +103,7 @@ def main() -> int:
     logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
     console = Console()
     torch.set_num_threads(1)  # the oracle is tiny, and the cores are needed elsewhere
-    catalogue = record(logs, options.seed)
+    catalogue = record(logs, options.seed, options.model)
     console.print(f"{len(catalogue.questions)} questions; seed {options.seed}; logs in {logs}")
     reports = []
     for kind in kinds:

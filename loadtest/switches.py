@@ -1,5 +1,5 @@
-"""Workers take other roles at random moments under requests of all kinds: two prefill and two decode workers
-of the demo model and a router, as real processes.
+"""Workers take other roles at random moments under requests of all kinds: two prefill and two decode workers,
+of the demo model unless ``--model`` says otherwise, and a router, as real processes.
 
     python -m loadtest.switches --switches 40 --seed 1
 
@@ -28,6 +28,7 @@ from tests.support.chaos.switches import Switches, run
 
 def table(report: Report, done: Switches) -> Table:
     shown = Table("", "")
+    shown.add_row("model", report.model)
     shown.add_row("seed", str(report.seed))
     shown.add_row("switches", f"{sum(report.events.values())}: {listed(dict(sorted(report.events.items())))}")
     shown.add_row("a switch, s: p50 / p99 / max", spread(done.seconds))
@@ -58,6 +59,9 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--longest", type=int, default=160, help="tokens of an answer, at most")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--model", default="demo", help="demo, a directory, or a tiny model of tests.support.family_models"
+    )
     parser.add_argument("--logs", type=Path, help="where the logs go; default: a temporary folder")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops the workers
@@ -69,6 +73,7 @@ def main() -> None:
         questions=options.questions,
         longest=options.longest,
         max_s=options.seconds,
+        model=options.model,
     )
     report, done = run(logs, plan)
     Console(width=160).print(table(report, done))

@@ -13,7 +13,7 @@ from tests.support.chaos.streams import asks, made
 TOKEN_IDS = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "kimi-linear"])
 def test_requests_are_such_as_the_model_can_answer(name: str, tmp_path: Path) -> None:
     path = Path(made(tmp_path, name))
     config = ModelConfig.from_dir(path)

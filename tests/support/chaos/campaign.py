@@ -54,6 +54,7 @@ class Plan:
 @dataclass
 class Report:
     kind: str
+    model: str
     seed: int
     rounds: int = 0
     round_s: float = 0.0
@@ -83,7 +84,7 @@ class Campaign:
     processes interleave, nobody decides."""
 
     def __init__(self, fleet: Fleet, catalogue: Catalogue, plan: Plan, client: ChaosClient) -> None:
-        self.report = Report(plan.kind, plan.seed)
+        self.report = Report(plan.kind, catalogue.model, plan.seed)
         self._fleet = fleet
         self._plan = plan
         self._rng = fleet.rng

@@ -16,16 +16,19 @@ from types import MappingProxyType
 import torch
 
 from baton.engine.sampling.sampler import BUCKET
+from baton.hub import resolve_model
 from baton_kernels.reference import reference_draw
 from tests.support.chaos.client import ChaosClient
+from tests.support.chaos.streams import made
 from tests.support.ring import running_ring
 from tests.support.sampling_cases import race_times
 from tests.support.tiny_models import oracle_logits, save_llama
 
+LARGE_BLOCKS = "large-blocks"
 SHAPE: Mapping[str, object] = MappingProxyType(
     {"num_hidden_layers": 2, "num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-5}
 )
-"""Small to compute, with large blocks to move: 128 KiB for 16 tokens."""
+"""Of ``LARGE_BLOCKS``: small to compute, with large blocks to move: 128 KiB for 16 tokens."""
 LENGTHS = (1, 16, 17, 64, 130, 333, 600, 700)
 FAMILIES, MEMBERS, COMMON = 3, 2, 300
 """Prompts that begin alike: so many groups, of so many each, with so many tokens in common."""
@@ -61,10 +64,14 @@ class Catalogue:
         return self.path.name
 
 
-def record(tmp: Path, seed: int) -> Catalogue:
-    """Make the model, ask one worker of role ``both`` every candidate, and keep those whose answers are
-    safe. The oracle must agree with the worker: ValueError if it does not."""
-    path = save_llama(tmp / "large-blocks", **SHAPE)
+def record(tmp: Path, seed: int, model: str = LARGE_BLOCKS) -> Catalogue:
+    """Make the model (``LARGE_BLOCKS``, or as ``made`` has it), ask one worker of role ``both`` every
+    candidate, and keep those whose answers are safe. The oracle must agree with the worker: ValueError if it
+    does not."""
+    if model == LARGE_BLOCKS:
+        path = save_llama(tmp / model, **SHAPE)
+    else:
+        path = resolve_model(made(tmp, model))
     rng = random.Random(seed)
     with running_ring(tmp / "undisturbed", model=str(path), prefill=0, decode=0, both=1) as ring:
         questions = asyncio.run(_answered(ring.url, path, list(_candidates(rng))))

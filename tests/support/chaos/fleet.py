@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import torch
+
+from baton.engine.kv.page_counts import PageCounts
+from baton.models.config import ModelConfig
+from baton_kernels.kv_layout import KVLayout
 from tests.support.ring import Ring, Service, scrape
 
 EXIT_RETIRED = 75
@@ -23,9 +28,13 @@ DATA_PORTS = 3
 PORTS = range(12_000, 32_000, DATA_PORTS)
 """Below those that the system gives to outgoing connections: one of these could sit on a dead worker's."""
 READY_S = 60.0
-NUM_BLOCKS = 80
-"""One or two of the longest requests: there is never room for all."""
-OPTIONS = ("--num-blocks", str(NUM_BLOCKS), "--prefill-chunk", "64", "--max-num-batched-tokens", "192")
+BLOCK_SIZE = 16
+"""Tokens of a KV block, by default."""
+ROOM = 1280
+"""The tokens of a sequence that has all pages of a worker to itself. They are one or two of the longest
+requests: there is never room for all."""
+CHUNK = 64
+OPTIONS = ("--prefill-chunk", str(CHUNK), "--max-num-batched-tokens", "192")
 
 State = Literal["up", "frozen", "down"]
 
@@ -180,8 +189,9 @@ def running_fleet(tmp: Path, model: Path, kind: str, rng: random.Random) -> Iter
         "prefill": several if len(several) > 1 else several * PER_ROLE,
         "decode": ["auto" if len(several) > 1 else kind] * PER_ROLE,
     }
+    pages = pages_of(model)
     members = [
-        _member(f"{role}-{index}", role, connector, model, tmp, ports)
+        _member(f"{role}-{index}", role, connector, model, tmp, ports, pages)
         for role in ROLES
         for index, connector in enumerate(connectors[role])
     ]
@@ -201,13 +211,21 @@ def running_fleet(tmp: Path, model: Path, kind: str, rng: random.Random) -> Iter
         yield Fleet(ring, members, rng)
 
 
-def _member(name: str, role: str, kind: str, model: Path, tmp: Path, ports: Iterator[int]) -> Member:
+def pages_of(model: Path, room: int = ROOM) -> int:
+    """The pages that one sequence of ``room`` tokens takes, whichever groups of layers share them."""
+    layout = KVLayout.of(ModelConfig.from_dir(model).kept(), BLOCK_SIZE, torch.float32.itemsize)
+    return PageCounts(layout, CHUNK).of(room)
+
+
+def _member(
+    name: str, role: str, kind: str, model: Path, tmp: Path, ports: Iterator[int], pages: int
+) -> Member:
     connector, _, transport = kind.partition("-")
     environment = {"UCX_TLS": {"shm": "posix,self", "tcp": "tcp"}[transport]} if transport else {}
     grpc, data, metrics = next(ports), next(ports), next(ports)
     where = ("--port", str(grpc), "--data-port", str(data), "--metrics-port", str(metrics))
     options = ("--dtype", "float32", "--threads", "1", "--connector", connector, "--verify-handoff", *OPTIONS)
-    argv = (role, "--model", str(model), *where, *options)
+    argv = (role, "--model", str(model), *where, *options, "--num-blocks", str(pages))
     service = Service(name, argv, tmp / f"{name}.log", environment=environment)
     return Member(service, role, grpc, range(data, data + DATA_PORTS))
 

@@ -30,23 +30,25 @@ from baton.hub import resolve_model
 from baton.models.config import ModelConfig
 from baton.process.options import served_name
 from baton.text.tokenizer import Tokenizer
+from tests.support.chaos.fleet import BLOCK_SIZE, pages_of
 from tests.support.family_models import FAMILY_MODELS
 from tests.support.random_requests import Ask, draw
 from tests.support.ring import Ring, Service, running_ring, scrape
 from tests.support.rings_at_their_limit import errors_logged
 from tests.support.tiny_models import Recipe
+from tests.support.tiny_states import KimiLinear
 
 Event = Literal["kill decode", "kill prefill", "drain decode", "drain prefill"]
 ROLES = ("prefill", "decode")
 EVENTS: tuple[Event, ...] = ("kill decode", "kill prefill", "drain decode", "drain prefill")
 DRAINS: tuple[Event, ...] = ("drain decode", "drain prefill")
-OPTIONS = ("--scheduling-policy", "priority", "--num-blocks", "1024")
+OPTIONS = ("--scheduling-policy", "priority")
 PREFILL_OPTIONS = ("--no-prefix-caching",)
 """Questions come again and again, and prompts are to be computed."""
 DECODE_OPTIONS = ("--speculative-method", "ngram", "--num-speculative-tokens", "3")
 ROUTER_OPTIONS = ("--tool-call-parser", "hermes", "--log-level", "info")
-BLOCK_SIZE = 16
-"""Tokens of a KV block, by default."""
+STREAMS_ROOM = 16_384
+"""The tokens of a sequence that has all pages of a worker to itself."""
 FIRST_WORD = 4
 """The first token id of the demo model that is no special one."""
 BYTE_CONTEXT = 8192
@@ -458,16 +460,23 @@ def _cause(why: str) -> str:
     return "handoff broke"
 
 
+def worker_options(model: str) -> tuple[str, ...]:
+    """What workers of a model, as ``--model`` has it, are started with."""
+    return (*OPTIONS, "--num-blocks", str(pages_of(resolve_model(model), STREAMS_ROOM)))
+
+
 def made(tmp: Path, model: str) -> str:
     """What ``--model`` is to be for the model of a plan. One of ``FAMILY_MODELS`` is saved in ``tmp``, with
     room for long prompts."""
     if model not in FAMILY_MODELS:
         return model
-    recipe = FAMILY_MODELS[model]
+    builder = FAMILY_MODELS[model]
+    recipe = builder.recipe if isinstance(builder, KimiLinear) else builder
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{model} has no recipe that could be given a longer context")
-    overrides = {**recipe.overrides, "max_position_embeddings": BYTE_CONTEXT}
-    return str(replace(recipe, overrides=overrides)(tmp / model))
+    recipe = replace(recipe, overrides={**recipe.overrides, "max_position_embeddings": BYTE_CONTEXT})
+    builder = replace(builder, recipe=recipe) if isinstance(builder, KimiLinear) else recipe
+    return str(builder(tmp / model))
 
 
 def run(tmp: Path, plan: Plan) -> Report:
@@ -480,7 +489,7 @@ def run(tmp: Path, plan: Plan) -> Report:
         model=model,
         prefill=2,
         decode=2,
-        options=OPTIONS,
+        options=worker_options(model),
         prefill_options=PREFILL_OPTIONS,
         decode_options=DECODE_OPTIONS,
         router_options=ROUTER_OPTIONS,

@@ -16,13 +16,14 @@ from baton.planner.switch_role import SwitchError, switch_role
 from baton.process.ready import WorkerReady
 from tests.support.chaos.streams import (
     DECODE_OPTIONS,
-    OPTIONS,
     PREFILL_OPTIONS,
     ROUTER_OPTIONS,
     Plan,
     Report,
     Streams,
     asks,
+    made,
+    worker_options,
 )
 from tests.support.ring import CLUSTER_KEY, Ring, Service, running_ring, scrape, worker
 from tests.support.rings_at_their_limit import errors_logged
@@ -109,26 +110,28 @@ def run(tmp: Path, plan: Plan, starts: int = 3) -> tuple[Report, Switches]:
     """Start a ring of two workers of each role, with its logs in ``tmp``, and carry the plan out. Then time
     so many fresh ``starts`` of a worker beside it, when it is idle."""
     rng = random.Random(plan.seed)
-    asked = asks(rng, plan.questions, plan.longest, "demo")
+    model = made(tmp, plan.model)
+    asked = asks(rng, plan.questions, plan.longest, model)
     with running_ring(
         tmp,
+        model=model,
         prefill=2,
         decode=2,
-        options=OPTIONS,
+        options=worker_options(model),
         prefill_options=PREFILL_OPTIONS,
         decode_options=DECODE_OPTIONS,
         router_options=ROUTER_OPTIONS,
     ) as ring:
-        streams = SwitchedStreams(ring, rng, plan.clients, Report(plan.seed))
+        streams = SwitchedStreams(ring, rng, plan.clients, Report(plan.seed, plan.model))
         report = asyncio.run(streams.run(asked, plan))
         report.violations += errors_logged(ring)
-        streams.done.start_seconds = [_start(tmp, f"fresh-{n}") for n in range(starts)]
+        streams.done.start_seconds = [_start(tmp, f"fresh-{n}", model) for n in range(starts)]
     return report, streams.done
 
 
-def _start(tmp: Path, name: str) -> float:
+def _start(tmp: Path, name: str, model: str) -> float:
     """Seconds until a new decode worker is ready."""
-    fresh = worker(tmp, name, "decode", "demo", *OPTIONS, *DECODE_OPTIONS)
+    fresh = worker(tmp, name, "decode", model, *worker_options(model), *DECODE_OPTIONS)
     began = time.monotonic()
     fresh.start()
     try:
