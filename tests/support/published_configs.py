@@ -832,6 +832,7 @@ PUBLISHED: Mapping[str, Mapping[str, object]] = MappingProxyType(
                 "vocab_size": 131072,
             },
             "tie_word_embeddings": False,
+        },
         "Nemotron-H-8B-Base-8K": {
             "architectures": ["NemotronHForCausalLM"],
             "attention_bias": False,
