@@ -21,24 +21,22 @@ if torch.cuda.is_available():
 from tests.support.interpreted import latent, shapes
 
 FEW = shapes.Device(processors=3, arch=90)
-MANY = shapes.Device(processors=40, arch=80)
-HALVES = (torch.bfloat16, torch.float16)
 CASES = {
-    "decode": LatentCase(16, 576, 512, 16, (1, 16, 17, 70, 64)),
-    "decode, 16 bits": LatentCase(16, 576, 512, 64, (1, 2, 63, 700), dtype=torch.bfloat16),
-    "one long context among short ones": LatentCase(4, 96, 64, 16, (3, 2100, 1, 511, 512, 513)),
-    "more rows than a tile": LatentCase(40, 288, 256, 32, (70, 300), dtype=torch.float16),
-    "more rows than a tile, exact": LatentCase(40, 48, 32, 32, (70, 300)),
-    "one head": LatentCase(1, 64, 56, 16, (7, 130)),
-    "no rest": LatentCase(8, 64, 64, 16, (7, 130), ((30, 4),)),
+    "decode": LatentCase(16, 576, 512, 16, (1, 17, 30)),
+    "decode, 16 bits": LatentCase(16, 576, 512, 64, (2, 63, 200), dtype=torch.bfloat16),
+    "one long context among short ones": LatentCase(4, 96, 64, 16, (3, 700, 1, 65)),
+    "more rows than a tile": LatentCase(40, 288, 256, 32, (70, 150), dtype=torch.float16),
+    "more rows than a tile, exact": LatentCase(20, 48, 32, 32, (70, 120)),
+    "one head": LatentCase(1, 64, 56, 16, (7, 130), dtype=torch.bfloat16),
+    "no rest": LatentCase(8, 64, 64, 16, (7, 30), ((30, 4),)),
     "seven heads": LatentCase(7, 64, 56, 8, (1, 64, 65), dtype=torch.bfloat16),
     "128 heads": LatentCase(128, 80, 64, 64, (70,), ((60, 3),), dtype=torch.bfloat16),
-    "chunks": LatentCase(5, 96, 64, 16, (), ((0, 5), (31, 40), (100, 1))),
-    "chunks, 16 bits": LatentCase(5, 96, 64, 16, (), ((0, 5), (900, 40), (100, 1)), torch.bfloat16),
-    "mixed": LatentCase(8, 96, 80, 32, (40, 3), ((0, 5), (600, 3)), dtype=torch.bfloat16),
-    "drafts": LatentCase(8, 64, 32, 16, (60, 7, 700), (), queries=3),
-    "drafts, more rows than a tile": LatentCase(24, 64, 32, 64, (60, 7, 700), (), torch.float16, 3),
-    "drafts beside a chunk": LatentCase(8, 64, 32, 16, (60, 7), ((30, 9),), queries=2),
+    "chunks": LatentCase(5, 96, 64, 16, (), ((0, 5), (31, 4), (100, 1))),
+    "chunks, 16 bits": LatentCase(5, 96, 64, 16, (), ((0, 5), (300, 20), (100, 1)), torch.bfloat16),
+    "mixed": LatentCase(8, 96, 80, 32, (40, 3), ((0, 5), (400, 3)), dtype=torch.bfloat16),
+    "drafts": LatentCase(8, 64, 32, 16, (30, 7, 65), (), queries=3),
+    "drafts, more rows than a tile": LatentCase(24, 64, 32, 64, (60, 7, 300), (), torch.float16, 3),
+    "drafts beside a chunk": LatentCase(8, 64, 32, 16, (30, 7), ((30, 9),), queries=2),
     "an odd width": LatentCase(4, 40, 30, 16, (33, 9), ((3, 20),)),
 }
 
@@ -47,15 +45,14 @@ def attend(plan: latent.CudaLatentPlan, case: LatentCase, view: Tensor, q: Tenso
     return plan.attend(view, LAYER, q, scale=case.scale, value_dim=case.value_dim)
 
 
-@pytest.mark.parametrize("device", [FEW, MANY], ids=["few processors", "many"])
 @pytest.mark.parametrize("name", CASES)
-def test_absorbed_rows(name: str, device: shapes.Device) -> None:
+def test_absorbed_rows(name: str) -> None:
     """Slots of nobody are NaN, and so is the block that pads tables. A second launch finds what the first has
     left."""
     torch.manual_seed(0)
     case = CASES[name]
     step = step_of(case)
-    plan = latent.CudaLatentPlan.build(step.batch, step.batch, step.view, case.heads, device)
+    plan = latent.CudaLatentPlan.build(step.batch, step.batch, step.view, case.heads, FEW)
     expected = reference_latent_attention(
         step.view, LAYER, step.q, step.batch, scale=case.scale, value_dim=case.value_dim
     )
@@ -126,7 +123,7 @@ def test_latents_go_to_their_slots_and_come_back(width: int) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
     ("length", "context", "heads", "dim", "value_dim"),
-    [(1, 1, 2, 64, 32), (40, 40, 3, 96, 64), (33, 150, 2, 192, 128), (5, 9, 4, 24, 20), (140, 300, 1, 72, 8)],
+    [(1, 1, 2, 64, 32), (40, 40, 3, 96, 64), (33, 90, 1, 192, 128), (5, 9, 4, 24, 20), (140, 200, 1, 72, 8)],
 )
 def test_expanded_rows(
     length: int, context: int, heads: int, dim: int, value_dim: int, dtype: torch.dtype

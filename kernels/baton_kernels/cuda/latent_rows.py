@@ -84,7 +84,8 @@ class AbsorbedRows:
         described = torch.tensor(numbers, dtype=torch.int32, pin_memory=on_cuda)
         sizes = (len(pieces), 3 * len(pieces), len(pieces) + 1)
         parts = described.to(tables.device, non_blocking=on_cuda).split_with_sizes(sizes)
-        return cls(tables, *parts, queries, programs)
+        contexts, places, starts = parts
+        return cls(tables, contexts, places, starts, queries, programs)
 
 
 @triton.jit

@@ -40,8 +40,9 @@ def padded(numbers: int) -> int:
 class LatentShape:
     """The properties that the kernels of latent attention are compiled for.
 
-    The sums of 64 rows of 512 numbers are half of a multiprocessor's registers, so it has room for one such
-    program. Older devices hold the queries in registers as well, and have half of the rows.
+    The sums of 32 rows of 512 numbers are a quarter of a multiprocessor's registers, and the tensor cores
+    take their queries out of registers, too: it has room for one such program. With 64 rows a few registers
+    are spilled.
     """
 
     block_size: int
@@ -79,7 +80,7 @@ class LatentShape:
         """Most rows (queries times heads) of a tile of absorbed queries."""
         if self.exact:
             return MIN_ROWS
-        return 32
+        return 32 if self.width > 256 + LARGEST_REST else 64
 
     @property
     def tile(self) -> int:
@@ -108,7 +109,7 @@ class LatentShape:
     def absorbed(self, queries: int) -> Tiling:
         """The tiling of sequences of so many queries."""
         rows = min(self.most_rows, max(MIN_ROWS, next_power_of_two(queries * self.heads)))
-        return Tiling(rows, self.tile, warps=8, stages=3)
+        return Tiling(rows, self.tile, warps=8, stages=2 if self.exact else 5)
 
     def expanded(self, parts: Parts, value_dim: int) -> Tiling:
         """The tiling of chunks whose keys and values are expanded. ``parts``: those of a key."""
