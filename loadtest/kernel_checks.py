@@ -25,8 +25,10 @@ from baton_kernels.norm import Norm
 from baton_kernels.reference import (
     reference_activated,
     reference_attention,
+    reference_expanded_attention,
     reference_experts,
     reference_gated,
+    reference_latent_attention,
     reference_norm,
     reference_route,
     reference_turned,
@@ -42,6 +44,7 @@ from tests.support.interpreted import (
     blocks,
     expert_shapes,
     experts,
+    latent,
     logits,
     rotary,
     routing,
@@ -50,6 +53,7 @@ from tests.support.interpreted import (
     shapes,
     whole_norm,
 )
+from tests.support.latent_steps import LAYER, LatentCase, step_of
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of, spoil_unused
 from tests.support.sampling_cases import LEVELS as SAMPLING
 from tests.support.sampling_cases import Rows, adjusted
@@ -80,6 +84,27 @@ ATTENTION: Mapping[str, Sequence[object]] = MappingProxyType(
 )
 ROTARY: Mapping[str, Sequence[object]] = MappingProxyType(
     {**HEADS, "lengths": ("ones", "short", "any"), "offset": (None, 0.0, 1.0), "rows": ("decode", "both")}
+)
+LATENTS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "heads": (1, 5, 16, 40, 128),
+        "sizes": ((40, 30), (64, 64), (288, 256), (320, 256), (576, 512)),
+        "block_size": (16, 64),
+        "dtype": DTYPES,
+        "decode": ((), (1, 70, 64), (900, 3)),
+        "chunks": ((), ((0, 5), (70, 3)), ((300, 20),)),
+        "queries": (1, 3),
+        "processors": (1, 3, 40),
+    }
+)
+EXPANDED: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "heads": (1, 3),
+        "dims": ((24, 20), (72, 8), (96, 64), (128, 128), (192, 128), (256, 256)),
+        "rows": ((1, 1), (1, 300), (33, 150), (140, 140)),
+        "dtype": DTYPES,
+        "arch": (80, 90),
+    }
 )
 LINES: Mapping[str, Sequence[object]] = MappingProxyType(
     {"size": (1, 64, 1000, 1024, 4096, 5120), "dtype": DTYPES, "rows": (0, 1, 7), "spread": (0.1, 10.0)}
@@ -149,6 +174,8 @@ def check_all(most: int | None = None) -> Iterator[Checked]:
     the shape."""
     by_kernel: dict[str, tuple[Callable[[Choice, int], float], Mapping[str, Sequence[object]]]] = {
         "attention": (_attention, ATTENTION),
+        "latents": (_absorbed, LATENTS),
+        "expanded latents": (_expanded, EXPANDED),
         "rotate, store": (_rotary, ROTARY),
         "KV write": (_write_kv, ROTARY),
         "add, norm": (_add_norm, NORMS),
@@ -237,6 +264,43 @@ def _attention(choice: Choice, seed: int) -> float:
     out = plan.attend(spoil_unused(pool, batch, 1), 1, q, **how)
     expected = reference_attention(pool, 1, q, batch, **how)
     return _share(out, expected, TOLERANCE[case.dtype], relative=False)
+
+
+def _absorbed(choice: Choice, seed: int) -> float:
+    number: Any = {name: choice[name] for name in choice}
+    width, value_dim = number["sizes"]
+    decode = tuple(max(context, number["queries"]) for context in number["decode"])
+    case = LatentCase(
+        number["heads"],
+        width,
+        value_dim,
+        number["block_size"],
+        decode,
+        number["chunks"],
+        number["dtype"],
+        number["queries"],
+    )
+    step = step_of(case)
+    device = shapes.Device(number["processors"], 90)
+    plan = latent.CudaLatentPlan.build(step.batch, step.batch, step.view, case.heads, device)
+    how: dict[str, Any] = {"scale": case.scale, "value_dim": value_dim}
+    out = plan.attend(step.view, LAYER, step.q, **how)
+    expected = reference_latent_attention(step.view, LAYER, step.q, step.batch, **how)
+    return _share(out, expected, TOLERANCE[case.dtype])
+
+
+def _expanded(choice: Choice, seed: int) -> float:
+    number: Any = {name: choice[name] for name in choice}
+    (length, context), (dim, value_dim), heads = number["rows"], number["dims"], number["heads"]
+    dtype = number["dtype"]
+    step = step_of(LatentCase(heads, 64, 48, 16, (3,), (), dtype))
+    device = shapes.Device(3, number["arch"])
+    plan = latent.CudaLatentPlan.build(step.batch, step.batch, step.view, heads, device)
+    q, k = (torch.randn(tokens, heads, dim).to(dtype) for tokens in (length, context))
+    v = torch.randn(context, heads, 16 + value_dim).to(dtype)[..., 16:]
+    out = plan.attend_expanded(q, k, v, scale=dim**-0.5)
+    expected = reference_expanded_attention(q, k, v, scale=dim**-0.5)
+    return _share(out, expected, TOLERANCE[dtype])
 
 
 def _rotary(choice: Choice, seed: int) -> float:

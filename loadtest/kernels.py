@@ -254,6 +254,67 @@ def expert_launches(dtype: str, models: Sequence[str], all_ranks: Sequence[int])
             yield Launch(name, of_model, dtype, "-", launch)
 
 
+@dataclass(frozen=True)
+class LatentModel:
+    """The sizes of a model with latent attention, on one rank."""
+
+    heads: int
+    width: int
+    kv_rank: int
+    key_dim: int
+    value_dim: int
+
+
+LATENTS: Mapping[str, LatentModel] = MappingProxyType(
+    {
+        "DeepSeek-V3": LatentModel(128, 576, 512, 192, 128),
+        "DeepSeek-V3 / 8": LatentModel(16, 576, 512, 192, 128),
+        "GLM-4.7-Flash": LatentModel(20, 576, 512, 256, 256),
+        "MiniCPM3": LatentModel(40, 288, 256, 96, 64),
+        "Mistral-Small-4": LatentModel(32, 320, 256, 128, 128),
+    }
+)
+LATENT_STEPS: Mapping[str, Case] = MappingProxyType(
+    {
+        "latents, decode": Case(1, 1, 0, 64, None, (200, 70), ()),
+        "latents, verify": Case(1, 1, 0, 64, None, (200, 70), (), queries=3),
+        "latents, chunk": Case(1, 1, 0, 64, None, (), ((100, 4),)),
+        "latents, blocks of 16": Case(1, 1, 0, 16, None, (), ((100, 4),)),
+    }
+)
+
+
+def latent_launches(dtype: str, models: Sequence[str], steps: Sequence[str]) -> Iterator[Launch]:
+    """Yield the launches of latent attention: over the pool, and of a chunk that is expanded."""
+    from baton_kernels.cuda.latent import CudaLatentPlan
+    from baton_kernels.cuda.shapes import Device
+
+    for name in models:
+        model = LATENTS[name]
+        for step in steps:
+            case = replace(LATENT_STEPS[step], head_dim=model.width, dtype=DTYPES[dtype])
+
+            def absorbed(arch: int, case: Case, model: LatentModel) -> Tensor:
+                pool, batch = lay_out(case, layers=1)
+                view = pool[:, :, :, :1].contiguous()
+                q = torch.zeros(len(batch.positions), model.heads, model.width, dtype=case.dtype)
+                plan = CudaLatentPlan.build(batch, batch, view, model.heads, Device(132, arch))
+                return plan.attend(view, 0, q, scale=0.1, value_dim=model.kv_rank)
+
+            yield Launch(step, name, dtype, "-", partial(absorbed, case=case, model=model))
+
+        def expanded(arch: int, model: LatentModel) -> None:
+            pool, batch = lay_out(Case(1, 1, model.width, 64, None, (), ((0, 70),), DTYPES[dtype]), layers=1)
+            view = pool[:, :, :, :1].contiguous()
+            plan = CudaLatentPlan.build(batch, batch, view, model.heads, Device(132, arch))
+            k = torch.zeros(70, model.heads, model.key_dim, dtype=view.dtype)
+            made = torch.zeros(70, model.heads, model.key_dim + model.value_dim, dtype=view.dtype)
+            plan.attend_expanded(k, k, made[..., model.key_dim :], scale=0.1)
+            plan.store(view, 0, plan.gather(view, 0, batch.chunks[0]))
+
+        yield Launch("latents, expanded", name, dtype, "-", partial(expanded, model=model))
+
+
 def build(wanted: Sequence[Launch]) -> bool:
     """Print the table; return whether every kernel fits its device."""
     from loadtest.kernel_builds import SHARED_MEMORY, building
@@ -295,6 +356,8 @@ def everything() -> list[Launch]:
         found += [*head_launches(dtype, HEAD_DIMS), *row_launches(dtype)]
     found += expert_launches("bfloat16", list(MIXTURES), (1, 2))
     found += expert_launches("float32", ["Qwen3-30B-A3B"], (1,))
+    found += latent_launches("bfloat16", list(LATENTS), list(LATENT_STEPS))
+    found += latent_launches("float32", ["DeepSeek-V3", "MiniCPM3"], list(LATENT_STEPS))
     return found
 
 
@@ -311,6 +374,7 @@ def the_largest() -> list[Launch]:
         *head_launches("bfloat16", (256,)),
         *row_launches("bfloat16"),
         *(router, few, many),
+        *latent_launches("bfloat16", ["DeepSeek-V3"], ["latents, chunk"]),
     ]
 
 

@@ -48,7 +48,9 @@ class LatentPlan:
         expanded = tuple(chunk for chunk in batch.chunks if expands(chunk))
         rows, absorbed = _absorbed(batch, expanded, view.device)
         if view.device.type == "cuda":
-            raise NotImplementedError("latent attention has no kernels for CUDA; device is cuda")
+            from baton_kernels.cuda.latent import CudaLatentPlan  # triton is only there where CUDA is
+
+            return cls(CudaLatentPlan.build(batch, absorbed, view, heads), rows, expanded)
         step = CpuLatentPlan.build(batch, absorbed, view) or PlainLatentPlan.build(batch, absorbed, view)
         return cls(step, rows, expanded)
 

@@ -18,13 +18,21 @@ from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_s
 from baton_kernels.blocks import copy_blocks
 from baton_kernels.expert_tensors import ExpertTensors
 from baton_kernels.experts import loop_over_experts
+from baton_kernels.latent import LatentPlan
 from baton_kernels.norm import Norm
-from baton_kernels.reference import reference_attention, reference_route, reference_write_kv
+from baton_kernels.reference import (
+    reference_attention,
+    reference_expanded_attention,
+    reference_latent_attention,
+    reference_route,
+    reference_write_kv,
+)
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.routing import Routing, Scores
 from baton_kernels.window import ChunkedWindow
 from loadtest.mixtures import Mixture
 from tests.support.expert_cases import TOLERANCE as EXPERTS_TOLERANCE
+from tests.support.latent_steps import LAYER, LatentCase, step_of
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, moved, sinks_of
 from tests.support.sampling_cases import Rows
 
@@ -94,6 +102,81 @@ def test_a_captured_decode_step_serves_other_lengths() -> None:
         graph.replay()
         expected = reference_attention(pool, 1, q, batch, scale=0.1, window=None)
         torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-2)
+
+
+NOBODY = Case(1, 1, 64, 64, None, (1,), ())
+LATENT_SIZES = ((128, 576, 512), (16, 576, 512), (20, 576, 512), (40, 288, 256), (32, 320, 256), (4, 40, 30))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize(("heads", "width", "value_dim"), LATENT_SIZES)
+@pytest.mark.parametrize("queries", [1, 3])
+def test_absorbed_latents(queries: int, heads: int, width: int, value_dim: int, dtype: torch.dtype) -> None:
+    """Slots of nobody are NaN. A second launch finds what the first has left."""
+    torch.manual_seed(queries)
+    chunks = ((0, 5), (31, 40), (2000, 3))
+    case = LatentCase(heads, width, value_dim, 64, (3, 64, 65, 2100), chunks, dtype, queries)
+    step = step_of(case)
+    view, batch = moved(step.view, step.batch, CUDA)
+    plan = LatentPlan.build(batch, view, heads)
+    how: dict[str, Any] = {"scale": case.scale, "value_dim": value_dim}
+    q = step.q.to(CUDA)
+    out = plan.attend(view, LAYER, q, **how)
+    expected = reference_latent_attention(view, LAYER, q, batch, **how)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+    assert torch.equal(plan.attend(view, LAYER, q, **how), out)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize(("dim", "value_dim"), [(24, 20), (96, 64), (128, 128), (192, 128), (256, 256)])
+def test_expanded_latents(dim: int, value_dim: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(dim)
+    view, batch = moved(torch.zeros(2, 1, 1, 1, 64, 64, dtype=dtype), lay_out(NOBODY)[1], CUDA)
+    plan = LatentPlan.build(batch, view, 3)
+    for length, context in ((1, 1), (140, 140), (40, 700)):
+        q, k = (torch.randn(tokens, 3, dim, device=CUDA).to(dtype) for tokens in (length, context))
+        v = torch.randn(context, 3, 16 + value_dim, device=CUDA).to(dtype)[..., 16:]
+        out = plan.attend_expanded(q, k, v, scale=dim**-0.5)
+        expected = reference_expanded_attention(q, k, v, scale=dim**-0.5)
+        torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_latents_go_to_their_slots_and_come_back() -> None:
+    torch.manual_seed(0)
+    step = step_of(LatentCase(4, 576, 512, 64, (40, 3), ((100, 22),), torch.bfloat16))
+    view, batch = moved(step.view, step.batch, CUDA)
+    plan = LatentPlan.build(batch, view, 4)
+    stored = torch.full_like(view, torch.nan)
+    plan.store(stored, LAYER, step.latents.to(CUDA))
+    own = stored[batch.slot_blocks, 0, LAYER, 0, batch.slot_offsets]
+    assert torch.equal(own.cpu(), step.latents)
+    assert int(stored.isfinite().sum()) == step.latents.numel()
+    gathered = plan.gather(view, LAYER, batch.chunks[0])
+    assert torch.equal(gathered[100:].cpu(), step.latents[2:])
+    assert gathered.isfinite().all()
+
+
+def test_captured_latents_serve_other_lengths() -> None:
+    torch.manual_seed(0)
+    step = step_of(LatentCase(16, 576, 512, 64, (3000, 17, 1, 900), (), torch.bfloat16))
+    view, batch = moved(step.view, step.batch, CUDA)
+    q = step.q.to(CUDA)
+
+    def attended() -> torch.Tensor:
+        plan = LatentPlan.build(batch, view, 16)
+        return plan.attend(view, LAYER, q, scale=0.05, value_dim=512)
+
+    for _ in range(2):
+        attended()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attended()
+    for contexts in ((3000, 17, 1, 900), (1, 16, 1, 899), (2999, 0, 1, 1)):
+        batch.decode_contexts.copy_(torch.tensor(contexts))
+        graph.replay()
+        expected = reference_latent_attention(view, LAYER, q, batch, scale=0.05, value_dim=512)
+        torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)

@@ -17,7 +17,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,15 +41,19 @@ from baton.engine.sequence import Sequence as Request
 from baton.models import decoder
 from baton.models.quantization import plain
 from baton_kernels.attention import AttentionPlan
+from baton_kernels.cpu.latent import CpuLatentPlan
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.cuda import blocks, rows
 from baton_kernels.cuda import logits as kernels
 from baton_kernels.cuda.attention import CudaPlan
+from baton_kernels.cuda.latent import CudaLatentPlan
 from baton_kernels.cuda.shapes import Device
-from baton_kernels.paged import PagedBatch
+from baton_kernels.latent import LatentPlan
+from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.window import Window
 from loadtest.kernel_builds import AbsentDevice
 from tests.support.runners import runner_of
+from tests.support.tiny_latents import LATENTS
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE
 
 DEVICE = Device(132, 90)
@@ -94,6 +98,19 @@ def _planned(
     return cls(CudaPlan.build(batch, pool, windows, heads, DEVICE))
 
 
+def _planned_latents(
+    cls: type[LatentPlan], batch: PagedBatch, view: Tensor, heads: int, expands: Callable[[Chunk], bool]
+) -> LatentPlan:
+    def by_kernels(batch: PagedBatch, absorbed: PagedBatch, view: Tensor) -> CudaLatentPlan:
+        return CudaLatentPlan.build(batch, absorbed, view, heads, DEVICE)
+
+    with patch.object(CpuLatentPlan, "build", by_kernels):
+        return _plan_latents(batch, view, heads, expands)
+
+
+_plan_latents = LatentPlan.build
+
+
 def _choose(
     logits: Tensor,
     params: Sequence[ResolvedSampling],
@@ -114,6 +131,7 @@ def by_kernels() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, by_kernel in (
             (AttentionPlan, "build", classmethod(_planned)),
+            (LatentPlan, "build", classmethod(_planned_latents)),
             (decoder, "add_norm", rows.add_norm),
             (plain, "gated_product", rows.gated_product),
             (guidance, "bar_tokens", kernels.bar_tokens),
@@ -187,7 +205,7 @@ def main() -> None:
     rng = random.Random(int(seed))
     with tempfile.TemporaryDirectory() as folder:
         config = EngineConfig(
-            TINY_MODELS[family](Path(folder) / family),
+            {**TINY_MODELS, **LATENTS}[family](Path(folder) / family),
             device="cpu",
             dtype=dtype,
             num_blocks=120,

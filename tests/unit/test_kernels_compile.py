@@ -48,6 +48,11 @@ def test_they_build_and_do_not_spill() -> None:
         "tiles of 128: gate_up",
         "tiles of 128: down",
         "tiles of 128: sum",
+        "latents, chunk",
+        "latents, chunk: join_absorbed",
+        "latents, expanded",
+        "latents, expanded: gather_latents",
+        "latents, expanded: store_latents",
     ]
     assert "wgmma" in result.stdout
     assert "tcgen05" in result.stdout

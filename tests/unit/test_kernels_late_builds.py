@@ -46,6 +46,15 @@ def test_serving_compiles_nothing_that_the_warm_up_has_not(family: str, dtype: s
     assert {"_decode", "_prefill", "_add_norm"} == builds.keys() - once
 
 
+def test_nor_does_attention_over_latents() -> None:
+    told = launched("deepseek-v3", "bfloat16", "ngram")
+    assert told["late"] == []
+    builds = Counter(key.split()[0] for key in told["warm"])
+    # Decoding rows and chunks have one each.
+    latents = {"_absorbed": 2, "_join_absorbed": 2, "_expanded": 1, "_gather_latents": 1, "_store_latents": 1}
+    assert {name: builds[name] for name in latents} == latents
+
+
 def test_nor_does_drafting_by_a_model_of_another_shape() -> None:
     told = launched("llama", "float32", "llama-wide-heads")
     assert told["late"] == []

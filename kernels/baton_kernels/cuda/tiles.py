@@ -89,6 +89,21 @@ def accumulate(
         scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.885390081777927 / softcap))))
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
+    return add_tile(acc, peak, total, scores, v, MASKED, PRECISION)
+
+
+@triton.jit
+def add_tile(
+    acc: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    scores: tl.tensor,
+    v: tl.tensor,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Adds the share of one tile whose ``scores`` [ROWS, TILE] are known, if MASKED -inf where nothing is
+    seen. The sums are those of ``accumulate``."""
     higher = tl.maximum(peak, tl.max(scores, 1))
     # A row that has seen nothing yet has -inf for its peak, and -inf - -inf is NaN.
     base = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher

@@ -32,6 +32,7 @@ from baton.engine.warm_up import (
     LateBuilds,
     late_builds,
     warm_up_choices,
+    warm_up_continuation,
     warm_up_drafter,
     warm_up_swaps,
 )
@@ -340,6 +341,8 @@ def warm_up_device(runner: ModelRunner, room: int) -> None:
     for num_tokens in CUDA_WARM_UP:
         if num_tokens < room:
             warm_up(runner, num_tokens)
+    if runner.block_size + 1 < room:
+        warm_up_continuation(runner)
     warm_up_choices(runner)
     warm_up_swaps(runner.pool)
 

@@ -58,6 +58,17 @@ def warm_up_choices(runner: ModelRunner) -> None:
     runner.run(ScheduledBatch(scored, 0, moves=moves_in_place(scored)))
 
 
+def warm_up_continuation(runner: ModelRunner) -> None:
+    """Runs a token of a prompt behind a block of it, while nobody owns any block: over latents, a chunk that
+    is short beside what it sees has other kernels than the begin of a prompt."""
+    before = runner.block_size
+    seq = EngineSequence("warm-up", 0, [0] * (before + 1), PLAIN)
+    borrow_pages(seq, runner.layout, 2, len(runner.pool))
+    seq.num_computed = before
+    items = (Scheduled(seq, 1, before, chooses=True),)
+    runner.run(ScheduledBatch(items, 0, moves=moves_in_place(items)))
+
+
 def warm_up_drafter(drafter: Drafter, prompts: Sequence[int]) -> None:
     """Lets a drafter draft behind prompts of these lengths. One that wants hidden states has no kernels but
     those of the model it drafts for."""
