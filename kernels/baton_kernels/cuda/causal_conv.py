@@ -27,7 +27,7 @@ from baton_kernels.cuda.state_cells import (
 from baton_kernels.paged import StateRows
 from baton_kernels.state_pages import LayerStates
 
-COLUMNS = 256
+COLUMNS = 128
 """Most channels of a program."""
 ROWS = 16
 """Rows of a segment that a program computes."""

@@ -31,12 +31,12 @@ from baton_kernels.delta_layer import DeltaInputs, DeltaLayer
 from baton_kernels.paged import StateRows
 from baton_kernels.state_pages import LayerStates
 
-PIECE, CHANNEL_PIECE = 64, 16
-"""Tokens of a piece, and of one with a decay for each channel."""
-LARGEST_STATE = 32768
+PIECE, SMALL_PIECE = 64, 16
+"""Tokens of a piece, and of one of exact products or with a decay for each channel."""
+LARGEST_STATE = 16384
 """Most numbers of a head's state, with both sizes padded to powers of two."""
-STATE_COLUMNS = 32
-"""Columns of a head's state of a program that computes segments."""
+STATE_COLUMNS, EXACT_COLUMNS = 32, 16
+"""Columns of a head's state of a program that computes segments, and of one of exact products."""
 FINISHED_ROWS = 8
 """Rows of a head that are normed by a program."""
 UNIT_EPS = tl.constexpr(1e-6)
@@ -168,7 +168,7 @@ def _advance_heads(
 
 
 @triton.jit
-def _inverse(lower: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
+def _inverse(lower: tl.tensor, ROWS: tl.constexpr, PRECISION: tl.constexpr) -> tl.tensor:
     """The inverse of 1 + lower, [ROWS, ROWS], below whose diagonal alone there is something.
 
     Blocks of 16 rows on the diagonal are solved row by row, all at once. With D the inverse of these and y
@@ -190,11 +190,11 @@ def _inverse(lower: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
         return tl.reshape(solved, [ROWS, ROWS])
     wide = tl.broadcast_to(solved[:, :, None, :], [BLOCKS, 16, BLOCKS, 16])
     inverse = tl.where(same, tl.reshape(wide, [ROWS, ROWS]), 0.0)
-    y = tl.dot(inverse, tl.where(same, 0.0, lower), input_precision="tf32x3")
-    found = inverse - tl.dot(y, inverse, input_precision="tf32x3")
+    y = tl.dot(inverse, tl.where(same, 0.0, lower), input_precision=PRECISION)
+    found = inverse - tl.dot(y, inverse, input_precision=PRECISION)
     if BLOCKS > 2:
-        y = tl.dot(y, y, input_precision="tf32x3")
-        found = tl.dot(y, found, found, input_precision="tf32x3")
+        y = tl.dot(y, y, input_precision=PRECISION)
+        found = tl.dot(y, found, found, input_precision=PRECISION)
     tl.static_assert(BLOCKS <= 4)
     return found
 
@@ -264,7 +264,6 @@ def _relate(
     if HAS_BETA:
         strength = tl.load(beta + row * beta_stride + head, mask=here, other=0.0).to(tl.float32)
         strength = tl.where(here, tl.sigmoid(strength), 0.0)
-    below = lanes[:, None] > lanes[None, :]
     if BY_CHANNEL:
         x = tl.load(decay + (row * decay_stride)[:, None] + head * KEY_DIM + keys[None, :], mask=has_key, other=0.0)
         x = x.to(tl.float32)
@@ -283,7 +282,7 @@ def _relate(
             seen = tl.where(column, tl.sum(q * faded, 1)[:, None], seen)
             if HAS_BETA:
                 alike = tl.where(column, tl.sum(k * faded, 1)[:, None], alike)
-        faded_keys = k * tl.exp(sums)
+        fade = tl.exp(sums)
     else:
         if HAS_DECAY:
             x = tl.load(decay + row * decay_stride + head, mask=here, other=0.0).to(tl.float32)
@@ -298,16 +297,23 @@ def _relate(
         seen = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
         if HAS_BETA:
             alike = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
-            faded_keys = k * tl.exp(sums)[:, None]
+            fade = tl.exp(sums)[:, None]
     seen = tl.where(lanes[:, None] >= lanes[None, :], seen, 0.0)
     tl.store(scores + place[:, None] * ROWS + lanes[None, :], seen, mask=here[:, None])
     if HAS_BETA:
-        inverse = _inverse(tl.where(below, alike * strength[:, None], 0.0), ROWS)
+        tl.debug_barrier()  # or what is read below would take registers above
+        below = lanes[:, None] > lanes[None, :]
+        inverse = _inverse(tl.where(below, alike * strength[:, None], 0.0), ROWS, PRECISION)
         # The columns of T times beta, which goes with either operand.
         inverse *= strength[None, :]
+        # Read once more, or it would take registers meanwhile.
+        k = tl.load(own + (KEY_HEADS + unit) * KEY_DIM + keys[None, :], mask=has_key, other=0.0)
+        k = k.to(tl.float32)
+        if UNIT_VECTORS:
+            k *= _lengths(k, 1)[:, None]
         tl.store(
             known + place[:, None] * KEY_DIM + keys[None, :],
-            tl.dot(inverse, faded_keys, input_precision=PRECISION),
+            tl.dot(inverse, k * fade, input_precision=PRECISION),
             mask=has_key,
         )
         has_value = here[:, None] & (values < VALUE_DIM)[None, :]
@@ -390,6 +396,7 @@ def _scan_heads(
                     wanted + place[:, None] * VALUE_DIM + columns[None, :], mask=has_column, other=0.0
                 )
                 change -= tl.dot(w, state, input_precision=PRECISION)
+                tl.debug_barrier()  # or what is read below would take registers above
             else:
                 at = own + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + columns[None, :]
                 change = tl.load(at, mask=has_column, other=0.0).to(tl.float32)
@@ -411,13 +418,14 @@ def _scan_heads(
             y = tl.dot(q, state, input_precision=PRECISION)
             seen = tl.load(scores + place[:, None] * ROWS + lanes[None, :], mask=here[:, None], other=0.0)
             y = tl.dot(seen, change, y, input_precision=PRECISION)
+            tl.store(out + place[:, None] * VALUE_DIM + columns[None, :], y, mask=has_column)
+            tl.debug_barrier()
             k = tl.load(
                 own + (KEY_HEADS + unit) * KEY_DIM + keys[None, :], mask=has_key, other=0.0
             ).to(tl.float32)
             if UNIT_VECTORS:
                 k *= _lengths(k, 1)[:, None]
             state = tl.dot(tl.trans(k * left), change, state * kept, input_precision=PRECISION)
-            tl.store(out + place[:, None] * VALUE_DIM + columns[None, :], y, mask=has_column)
         target = cell_at(targets + each * width, number, page_stride, PER_PAGE, SIZE)[1]
         tl.store(pages + target + numbers, state, mask=real)
 
@@ -511,7 +519,7 @@ class _Call:
             len(rows.decode_targets) // sequences, self.states.layer, width, self.states.pages.stride(0),
             self.mixed.stride(0), *map(_row_stride, (inputs.decay, inputs.beta, inputs.gate)),
             **self._constants(), **self._decays(), **self._finishing(), **cell_sizes(self.states),
-            KEYS=keys, VALUES=values, num_warps=max(1, keys * values // 2048), enable_fp_fusion=True,
+            KEYS=keys, VALUES=values, num_warps=max(1, keys * values // 1024), enable_fp_fusion=True,
         )  # fmt: skip
 
     def _chunks(self, out: Tensor) -> None:
@@ -519,13 +527,14 @@ class _Call:
         tables, first = self.rows.segment_tables, len(self.rows.decode_targets)
         count, width = tables.sources.shape
         length, heads = len(out) - first, layer.value_heads
-        piece = CHANNEL_PIECE if self._by_channel else PIECE
+        exact = inputs.qkv.dtype == torch.float32
+        piece = SMALL_PIECE if exact or self._by_channel else PIECE
         sizes = (layer.key_dim if self._by_channel else 1, piece, layer.key_dim, layer.value_dim)
         corrects = inputs.beta is not None
         made = [self._memory(length * heads * n) for n in (sizes if corrects else sizes[:2])]
         fading, scores, known, wanted = made if corrects else [*made, *made]
         found = self._memory(length * heads * layer.value_dim)
-        constants = {**self._constants(), "ROWS": piece, "PRECISION": self._precision}
+        constants = {**self._constants(), "ROWS": piece, "PRECISION": "tf32x3" if exact else "tf32"}
         _relate[(length // piece + count, heads)](
             self.mixed, *map(self._or_unused, (inputs.decay, inputs.beta)),
             layer.a_log, self._or_unused(layer.dt_bias), tables.starts, fading, scores, known, wanted,
@@ -534,13 +543,13 @@ class _Call:
             **constants, **self._decays(), KEYS=_padded(layer.key_dim), VALUES=_padded(layer.value_dim),
             num_warps=8 if piece > 16 else 4, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
-        columns = min(STATE_COLUMNS, _padded(layer.value_dim))
+        columns = min(EXACT_COLUMNS if exact else STATE_COLUMNS, _padded(layer.value_dim))
         _scan_heads[(count, heads, triton.cdiv(layer.value_dim, columns))](
             self.mixed, fading, scores, known, wanted, states.pages, tables.sources, tables.targets,
             tables.starts, found, layer.query_scale, first, states.layer, count, width,
             states.pages.stride(0), self.mixed.stride(0),
             **constants, **cell_sizes(states), BY_CHANNEL=self._by_channel, KEYS=_padded(layer.key_dim),
-            COLUMNS=columns, num_warps=4, num_stages=1, enable_fp_fusion=True,
+            COLUMNS=columns, num_warps=8 if piece > 16 else 4, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
         _finish[(triton.cdiv(length, FINISHED_ROWS), heads)](
             found, self._or_unused(inputs.gate), self._or_unused(layer.norm), out, layer.eps, first, length,
@@ -552,11 +561,6 @@ class _Call:
     @property
     def _by_channel(self) -> bool:
         return self.inputs.decay is not None and self.inputs.decay.shape[1] != self.layer.value_heads
-
-    @property
-    def _precision(self) -> str:
-        """Inputs of fewer bits than tf32 has are what limits the result."""
-        return "tf32x3" if self.inputs.qkv.dtype == torch.float32 else "tf32"
 
     def _memory(self, numbers: int) -> Tensor:
         return torch.empty(numbers, dtype=torch.float32, device=self.mixed.device)

@@ -24,12 +24,12 @@ from baton_kernels.state_pages import LayerStates
 if TYPE_CHECKING:
     from baton_kernels.mamba import GatedNorm, MambaWeights
 
-BLOCK = 64
-"""Tokens of a segment that are computed together."""
-LARGEST_STATE = 32768
+BLOCK, EXACT_BLOCK = 64, 16
+"""Tokens of a segment that are computed together, and those of exact products."""
+LARGEST_STATE = 16384
 """Most numbers of a head's state, with both sizes padded to powers of two."""
-STATE_ROWS = 32
-"""Rows of a head's state of a program that computes segments."""
+STATE_ROWS, EXACT_STATE_ROWS = 32, 16
+"""Rows of a head's state of a program that computes segments, and of one of exact products."""
 
 
 @triton.jit
@@ -103,10 +103,11 @@ def _advance_heads(
         y = tl.zeros([DIMS], tl.float32)
         if named:
             unit_row = mixed + (row * UNITS + unit) * (size + 2 * all_groups)
+            x = tl.load(projected + row * row_stride + STEPS + head).to(tl.float32)
+            dt = _step(x, head, dt_bias, least, most)
             x = tl.load(unit_row + own * HEAD_DIM + dims, mask=has_dim, other=0.0)
             b = tl.load(unit_row + of_group, mask=has_col, other=0.0)
             c = tl.load(unit_row + all_groups + of_group, mask=has_col, other=0.0)
-            dt = _step(tl.load(projected + row * row_stride + STEPS + head), head, dt_bias, least, most)
             state = state * tl.exp(-rate * dt) + (dt * x)[:, None] * b[None, :]
             y = tl.sum(state * c[None, :], 1) + tl.load(d + head) * x
             tl.store(pages + target + numbers, state, mask=real)
@@ -180,27 +181,26 @@ def _scan_heads(
             here = rows < stop
             row = (first_row + rows).to(tl.int64)
             unit_rows = mixed + ((row * UNITS + unit) * (size + 2 * all_groups))[:, None]
-            x = tl.load(
-                unit_rows + own * HEAD_DIM + dims[None, :], mask=here[:, None] & has_dim, other=0.0
-            )
             b = tl.load(unit_rows + of_group[None, :], mask=here[:, None] & has_col, other=0.0)
             c = tl.load(unit_rows + all_groups + of_group[None, :], mask=here[:, None] & has_col, other=0.0)
             dt = tl.load(projected + row * row_stride + STEPS + head, mask=here, other=0.0)
-            dt = tl.where(here, _step(dt, head, dt_bias, least, most), 0.0)
+            dt = tl.where(here, _step(dt.to(tl.float32), head, dt_bias, least, most), 0.0)
             log = tl.maximum(-rate * dt, LEAST_LOG)
             sums = tl.cumsum(log, 0)
             total = tl.sum(log, 0)
             between = tl.where(lower, tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)), 0.0)
             scores = tl.dot(c, tl.trans(b), input_precision=PRECISION) * between * dt[None, :]
             y = tl.dot(c, tl.trans(state), input_precision=PRECISION) * tl.exp(sums)[:, None]
-            y = tl.dot(scores, x, y, input_precision=PRECISION)
+            x = tl.load(unit_rows + own * HEAD_DIM + dims[None, :], mask=here[:, None] & has_dim, other=0.0)
+            y = tl.dot(scores, x, y, input_precision=PRECISION) + tl.load(d + head) * x
+            to = out + (row * (UNITS * size))[:, None] + head * HEAD_DIM + dims[None, :]
+            tl.store(to, y, mask=here[:, None] & has_dim)
+            tl.debug_barrier()  # or what is read below would take registers above
+            b = tl.load(unit_rows + of_group[None, :], mask=here[:, None] & has_col, other=0.0)
             # A sum in another order may be a little larger than the last of the running ones.
             weights = tl.exp(tl.minimum(total - sums, 0.0)) * dt
             added = tl.trans(x * weights[:, None])
             state = tl.dot(added, b, state * tl.exp(total), input_precision=PRECISION)
-            y += tl.load(d + head) * x
-            to = out + (row * (UNITS * size))[:, None] + head * HEAD_DIM + dims[None, :]
-            tl.store(to, y, mask=here[:, None] & has_dim)
         target = cell_at(targets + each * width, number, page_stride, PER_PAGE, SIZE)[1]
         tl.store(pages + target + numbers, state, mask=real)
 
@@ -233,16 +233,18 @@ def mamba(
         _advance_heads[(sequences, heads)](
             *tensors, rows.decode_sources, rows.decode_targets, out, *weights.dt_limits,
             decoding // sequences, states.layer, width, *strides,
-            **constants, DIMS=dims, num_warps=max(1, dims * state // 2048), enable_fp_fusion=True,
+            **constants, DIMS=dims, num_warps=max(1, dims * state // 1024), enable_fp_fusion=True,
         )  # fmt: skip
     if rows.segments:
         tables = rows.segment_tables
         count, width = tables.sources.shape
-        part = min(dims, STATE_ROWS)
+        exact = projected.dtype == torch.float32
+        part = min(dims, EXACT_STATE_ROWS if exact else STATE_ROWS)
         _scan_heads[(count, heads, dims // part)](
             *tensors, tables.sources, tables.targets, tables.starts, out, *weights.dt_limits,
             decoding, states.layer, count, width, *strides,
-            **constants, DIMS=part, ROWS=BLOCK, PRECISION="tf32x3", num_warps=4, num_stages=1,
+            **constants, DIMS=part, ROWS=EXACT_BLOCK if exact else BLOCK,
+            PRECISION="tf32x3" if exact else "tf32", num_warps=4 if exact else 8, num_stages=1,
             enable_fp_fusion=True,
         )  # fmt: skip
     return out
@@ -286,7 +288,7 @@ def _gated_norm(
     real = lanes < SIZE
     columns = group * SIZE + lanes
     x = tl.load(y + row * y_stride + columns, mask=real, other=0.0)
-    z = tl.load(gate + row * gate_stride + columns, mask=real, other=0.0)
+    z = tl.load(gate + row * gate_stride + columns, mask=real, other=0.0).to(tl.float32)
     opened = z / (1.0 + tl.exp(-z))
     if GATE_FIRST or not HAS_NORM:
         x *= opened
