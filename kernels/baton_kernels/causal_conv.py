@@ -43,7 +43,9 @@ def short_conv(projected: Tensor, conv: ConvWeights, states: LayerStates, rows: 
 
     A unit's cell holds the last inputs of its channels, [conv_kernel - 1, channels of a unit]."""
     if projected.device.type == "cuda":
-        raise NotImplementedError("short convolutions need the kernels of baton_kernels.cuda.causal_conv")
+        from baton_kernels.cuda import causal_conv as cuda_causal_conv  # triton is only there where CUDA is
+
+        return cuda_causal_conv.short_conv(projected, conv.weight, conv.bias, states, rows)
     out = cpu_causal_conv.short_conv(projected, conv.weight, conv.bias, states, rows)
     return _short_conv(projected, conv, states, rows) if out is None else out
 

@@ -33,7 +33,9 @@ def linear_attention(layer: DeltaLayer, inputs: DeltaInputs, states: LayerStates
     the segments."""
     device = inputs.qkv.device.type
     if device == "cuda":
-        raise NotImplementedError("linear attention on CUDA: baton_kernels.cuda.delta_rule is not written")
+        from baton_kernels.cuda import delta_rule as cuda_delta  # triton is only there where CUDA is
+
+        return cuda_delta.linear_attention(layer, inputs, states, rows)
     if device == "cpu":
         found = cpu_delta.linear_attention(layer, inputs, states, rows)
         if found is not None:

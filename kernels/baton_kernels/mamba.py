@@ -63,7 +63,9 @@ def mamba(
     float32, before the gate; rows of padding are 0. States go from the sources of ``rows`` to its targets:
     row by row for those that decode, in blocks of tokens for chunks."""
     if projected.device.type == "cuda":
-        raise NotImplementedError("Mamba-2 layers need the kernels of baton_kernels.cuda.mamba")
+        from baton_kernels.cuda import mamba as cuda_mamba  # triton is only there where CUDA is
+
+        return cuda_mamba.mamba(projected, weights, sizes, states, rows)
     out = cpu_mamba.mamba(
         projected,
         (weights.conv.weight, weights.conv.bias, weights.a_log, weights.d, weights.dt_bias),
@@ -81,6 +83,10 @@ def gated_norm(
     """y and gate [T, numbers] float32 -> [T, numbers] of type ``dtype``; y is memory for the kernels then.
     ``squares`` [T, groups] float32: the sums over all ranks of ``gated_squares``; None: the numbers are all
     there are."""
+    if y.device.type == "cuda":
+        from baton_kernels.cuda import mamba as cuda_mamba
+
+        return cuda_mamba.gated_norm(y, gate, norm, dtype, squares)
     if y.device.type == "cpu":
         out = cpu_mamba.gated_norm(
             y, gate, norm.weight, norm.eps, norm.groups, norm.size, norm.gate_first, dtype, squares

@@ -11,13 +11,16 @@ sees it as such a tensor of its own (``baton_kernels.kv_layout``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from baton_kernels.step_attention import StepAttention
+from baton_kernels.transfers import to_device
 from baton_kernels.window import Window
 
 LAYOUT = "block,kv_head,layer,kv,slot,dim"
@@ -77,6 +80,28 @@ class StateSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentTables:
+    """The S segments of a step, at least one, as kernels read them."""
+
+    sources: Tensor
+    """[S, pages] int64."""
+    targets: Tensor
+    """[S, pages] int64."""
+    starts: Tensor
+    """[S + 1] int32: the rows between the first segment's and each one's, and those of all."""
+
+    @classmethod
+    def of(cls, segments: Sequence[StateSegment]) -> SegmentTables:
+        """Describe them on their device, without waiting for it."""
+        sources, targets = [s.source for s in segments], [s.target for s in segments]
+        starts = [0, *accumulate(s.length for s in segments)]
+        described = to_device(torch.tensor(starts, dtype=torch.int32, device="cpu"), sources[0].device)
+        if len(segments) == 1:
+            return cls(sources[0][None], targets[0][None], described)
+        return cls(torch.stack(sources), torch.stack(targets), described)
+
+
+@dataclass(frozen=True, slots=True)
 class StateRows:
     """The pages from which a step reads states, and those to which it writes them.
 
@@ -92,6 +117,18 @@ class StateRows:
     segments: tuple[StateSegment, ...]
     """The rows of the chunks, in order, each once. The source of a chunk's later segment is the target of the
     one before."""
+    tables: SegmentTables | None = None
+    """The segments as kernels read them; None: each layer's call describes them anew."""
+
+    @property
+    def segment_tables(self) -> SegmentTables:
+        """The segments, of which there is at least one."""
+        return self.tables or SegmentTables.of(self.segments)
+
+    @property
+    def described(self) -> StateRows:
+        """These rows, with the segments as the kernels of all layers read them."""
+        return replace(self, tables=SegmentTables.of(self.segments)) if self.segments else self
 
 
 @dataclass(frozen=True, slots=True)

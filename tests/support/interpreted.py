@@ -25,12 +25,15 @@ try:
     from baton_kernels.cuda import (
         attention,
         blocks,
+        causal_conv,
         decode,
+        delta_rule,
         expert_shapes,
         experts,
         few_experts,
         latent,
         logits,
+        mamba,
         many_experts,
         rotary,
         routing,
@@ -59,12 +62,15 @@ __all__ = [
     "as_on_a_device",
     "attention",
     "blocks",
+    "causal_conv",
     "decode",
+    "delta_rule",
     "expert_shapes",
     "experts",
     "few_experts",
     "latent",
     "logits",
+    "mamba",
     "many_experts",
     "rotary",
     "routing",
@@ -103,4 +109,15 @@ def _dot(self: object, a: Any, b: Any, d: Any, input_precision: object, max_num_
     return TensorHandle(product + d.data, d.dtype.scalar)
 
 
+_splat = InterpreterBuilder.create_splat
+
+
+def _of_one_type(self: object, type_: Any, given: Any) -> Any:
+    """Its own makes numbers of a truth that it knows as the type of what was compared, which masks are not."""
+    if given.data.dtype == np.bool_:
+        given = TensorHandle(given.data, tl.int1)
+    return _splat(self, type_, given)
+
+
 InterpreterBuilder.create_dot = _dot
+InterpreterBuilder.create_splat = _of_one_type

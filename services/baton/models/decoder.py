@@ -312,7 +312,8 @@ class Decoder(CausalLM):
         if self.layout is None or self.layout.state is None:
             return None
         assert batch.states is not None
-        return States(pool.view(torch.float32), batch.states, self.layout.state)
+        rows = batch.states.described if pool.is_cuda else batch.states
+        return States(pool.view(torch.float32), rows, self.layout.state)
 
     def _through(
         self, layers: Sequence[DecoderLayer], x: Tensor, step: Step
