@@ -38,19 +38,15 @@ class PlainLatentPlan:
     def store_normed(
         self, view: Tensor, layer: int, down: Tensor, norms: LatentNorms, cos: Tensor, sin: Tensor
     ) -> Tensor:
-        q, kv, key = torch.split(down, [norms.q_rank, norms.kv_rank, cos.shape[-1]], dim=-1)
-        turned = rotate(key[:, None], cos, sin)[:, 0]
-        self.store(view, layer, torch.cat((norms.kv.of(kv).to(down.dtype), turned), dim=-1))
-        return q if norms.q is None else norms.q.of(q).to(down.dtype)
+        q, latents = split_down(down, norms, cos, sin)
+        self.store(view, layer, latents)
+        return q
 
     def absorb(self, q: Tensor, up: Tensor, cos: Tensor, sin: Tensor, factors: Tensor | None) -> Tensor:
-        nope, rope = torch.split(q, [q.shape[-1] - cos.shape[-1], cos.shape[-1]], dim=-1)
-        made = torch.bmm(nope.transpose(0, 1), up[:, : nope.shape[-1]]).transpose(0, 1)
-        wide = torch.cat((made, rotate(rope, cos, sin)), dim=-1)
-        return wide if factors is None else wide.mul_(factors)
+        return absorbed_queries(q, up, cos, sin, factors)
 
     def make_values(self, sums: Tensor, up: Tensor, value_dim: int) -> Tensor:
-        return torch.bmm(sums.transpose(0, 1), up[:, -value_dim:].mT).transpose(0, 1)
+        return values_of_sums(sums, up, value_dim)
 
     def attend(self, view: Tensor, layer: int, q: Tensor, *, scale: float, value_dim: int) -> Tensor:
         out = q.new_empty((*q.shape[:2], value_dim))
@@ -74,6 +70,28 @@ class PlainLatentPlan:
 
     def attend_expanded(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
         return plainly_attend(q, k, v, scale)
+
+
+def split_down(down: Tensor, norms: LatentNorms, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """What tokens are projected down to -> the queries' latents and the tokens' own, both normed, and the
+    rotated part of the key turned. See ``StepLatent.store_normed``."""
+    q, kv, key = torch.split(down, [norms.q_rank, norms.kv_rank, cos.shape[-1]], dim=-1)
+    turned = rotate(key[:, None], cos, sin)[:, 0]
+    latents = torch.cat((norms.kv.of(kv).to(down.dtype), turned), dim=-1)
+    return q if norms.q is None else norms.q.of(q).to(down.dtype), latents
+
+
+def absorbed_queries(q: Tensor, up: Tensor, cos: Tensor, sin: Tensor, factors: Tensor | None) -> Tensor:
+    """See ``StepLatent.absorb``."""
+    nope, rope = torch.split(q, [q.shape[-1] - cos.shape[-1], cos.shape[-1]], dim=-1)
+    made = torch.bmm(nope.transpose(0, 1), up[:, : nope.shape[-1]]).transpose(0, 1)
+    wide = torch.cat((made, rotate(rope, cos, sin)), dim=-1)
+    return wide if factors is None else wide.mul_(factors)
+
+
+def values_of_sums(sums: Tensor, up: Tensor, value_dim: int) -> Tensor:
+    """See ``StepLatent.make_values``."""
+    return torch.bmm(sums.transpose(0, 1), up[:, -value_dim:].mT).transpose(0, 1)
 
 
 def plainly_attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -60,11 +60,14 @@ class HostTierMachine(RuleBasedStateMachine):
             chain = list(dict.fromkeys(contents))
             hashes = [digest(content) for content in chain]
             here = [self.pool.find(h) is not None or self.tier.find(h) is not None for h in hashes]
-            found = self.scheduler._find(hashes)
-            assert len(found) == (here.index(False) if False in here else len(here))
-            room = found.count(None) <= self.pool.num_allocatable
-            blocks = self.scheduler._restore(found, hashes)
-            assert len(blocks) == (len(found) if room else found.index(None))
+            hit = self.scheduler.cache.find(hashes)
+            assert hit.num_blocks == (here.index(False) if False in here else len(here))
+            room = hit.num_missing <= self.pool.num_allocatable
+            known = [pages is not None for group in hit.groups for pages in group.pages]
+            restored = self.scheduler.cache.restore(hit, hashes)
+            assert restored.num_blocks == (hit.num_blocks if room else known.index(False))
+            blocks = restored.held
+            assert len(blocks) == restored.num_blocks
             self.holds.append(blocks)
             found_by.append((chain, blocks))
         self.copy()
@@ -87,11 +90,12 @@ class HostTierMachine(RuleBasedStateMachine):
         tier, pool = self.tier, self.pool
         for content in range(10):
             name = digest(content)
-            block, slot = pool.find(name), tier.find(name)
+            block, slots = pool.find(name), tier.find(name)
             assert block is None or self.blocks[block] == name
-            assert slot is None or self.slots[slot] == name
-        assert len(set(tier._slots.values())) == tier.num_used <= tier.num_slots
-        assert sorted([*tier._slots.values(), *tier._free]) == list(range(tier.num_slots))
+            assert slots is None or [self.slots[slot] for slot in slots] == [name]
+        used = [slot for slots in tier._slots.values() for slot in slots]
+        assert len(set(used)) == tier.num_used <= tier.num_slots
+        assert sorted([*used, *tier._free]) == list(range(tier.num_slots))
         counters = tier.counters
         assert counters.saved - counters.evicted == tier.num_used
 

@@ -468,7 +468,7 @@ BLOCKS = {
             INNER,
             TOP_2,
             INTERLEAVED,
-            Activation("clamped_swiglu", 0.3),
+            activation=Activation("clamped_swiglu", 0.3),
             bias=True,
             router="router",
             router_bias=True,

@@ -16,7 +16,9 @@ from baton_kernels.cuda.latent_rows import AbsorbedRows, attend_absorbed
 from baton_kernels.cuda.latent_shapes import LatentShape
 from baton_kernels.cuda.latent_slots import gather_latents, store_latents
 from baton_kernels.cuda.shapes import Device
+from baton_kernels.latent_norms import LatentNorms
 from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.plain_latent import absorbed_queries, split_down, values_of_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,19 @@ class CudaLatentPlan:
 
     def store(self, view: Tensor, layer: int, latents: Tensor) -> None:
         store_latents(view, layer, latents, self.batch)
+
+    def store_normed(
+        self, view: Tensor, layer: int, down: Tensor, norms: LatentNorms, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        q, latents = split_down(down, norms, cos, sin)
+        self.store(view, layer, latents)
+        return q
+
+    def absorb(self, q: Tensor, up: Tensor, cos: Tensor, sin: Tensor, factors: Tensor | None) -> Tensor:
+        return absorbed_queries(q, up, cos, sin, factors)
+
+    def make_values(self, sums: Tensor, up: Tensor, value_dim: int) -> Tensor:
+        return values_of_sums(sums, up, value_dim)
 
     def attend(self, view: Tensor, layer: int, q: Tensor, *, scale: float, value_dim: int) -> Tensor:
         q = q.contiguous()

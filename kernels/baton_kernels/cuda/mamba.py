@@ -97,7 +97,7 @@ def _advance_heads(
     size: tl.constexpr = HEADS * HEAD_DIM
     all_groups: tl.constexpr = GROUPS * STATE_DIM
     of_group = size + own * GROUPS // HEADS * STATE_DIM + cols
-    for query in range(0, queries):
+    for query in range(queries):
         row = sequence * queries + query
         named, target = cell_at(targets + row * width, number, page_stride, PER_PAGE, SIZE)
         y = tl.zeros([DIMS], tl.float32)
@@ -303,7 +303,9 @@ def _gated_norm(
     tl.store(out + row * (GROUPS * SIZE) + columns, x.to(out.dtype.element_ty), mask=real)
 
 
-def gated_norm(y: Tensor, gate: Tensor, norm: GatedNorm, dtype: torch.dtype, squares: Tensor | None) -> Tensor:
+def gated_norm(
+    y: Tensor, gate: Tensor, norm: GatedNorm, dtype: torch.dtype, squares: Tensor | None
+) -> Tensor:
     """See ``baton_kernels.mamba.gated_norm``."""
     rows, numbers = y.shape
     if y.stride(1) != 1 or gate.stride(1) != 1:
