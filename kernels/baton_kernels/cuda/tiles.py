@@ -89,7 +89,8 @@ def accumulate(
         scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.885390081777927 / softcap))))
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
-    return add_tile(acc, peak, total, scores, v, MASKED, PRECISION)
+    acc, peak, total = add_tile(acc, peak, total, scores, v, MASKED, PRECISION)
+    return acc, peak, total
 
 
 @triton.jit
