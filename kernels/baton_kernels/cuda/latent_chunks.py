@@ -162,6 +162,6 @@ def attend_expanded(q: Tensor, k: Tensor, v: Tensor, out: Tensor, shape: LatentS
         PRECISION=shape.precision,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
-        maxnreg=255 if shape.exact else None,
+        maxnreg=255,  # as in decode
         enable_fp_fusion=True,
     )

@@ -307,7 +307,7 @@ def attend_absorbed(
         PRECISION=shape.precision,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
-        maxnreg=255,
+        maxnreg=255,  # as in decode
         enable_fp_fusion=True,
     )
     _join_absorbed[(sequences, triton.cdiv(rows, JOINED_ROWS))](
