@@ -24,12 +24,13 @@ from baton_kernels.state_pages import LayerStates
 if TYPE_CHECKING:
     from baton_kernels.mamba import GatedNorm, MambaWeights
 
-BLOCK, EXACT_BLOCK = 64, 16
-"""Tokens of a segment that are computed together, and those of exact products."""
+BLOCK, SMALL_BLOCK = 32, 16
+"""Tokens of a segment that are computed together, and those of exact products or large states."""
+LARGE_STATE_DIM = 256
 LARGEST_STATE = 16384
 """Most numbers of a head's state, with both sizes padded to powers of two."""
-STATE_ROWS, EXACT_STATE_ROWS = 32, 16
-"""Rows of a head's state of a program that computes segments, and of one of exact products."""
+STATE_ROWS = 16
+"""Rows of a head's state of a program that computes segments: more would take too many registers."""
 
 
 @triton.jit
@@ -239,12 +240,13 @@ def mamba(
         tables = rows.segment_tables
         count, width = tables.sources.shape
         exact = projected.dtype == torch.float32
-        part = min(dims, EXACT_STATE_ROWS if exact else STATE_ROWS)
-        _scan_heads[(count, heads, dims // part)](
+        small = exact or state >= LARGE_STATE_DIM
+        _scan_heads[(count, heads, dims // STATE_ROWS)](
             *tensors, tables.sources, tables.targets, tables.starts, out, *weights.dt_limits,
             decoding, states.layer, count, width, *strides,
-            **constants, DIMS=part, ROWS=EXACT_BLOCK if exact else BLOCK,
-            PRECISION="tf32x3" if exact else "tf32", num_warps=4 if exact else 8, num_stages=1,
+            **constants, DIMS=STATE_ROWS, ROWS=SMALL_BLOCK if small else BLOCK,
+            PRECISION="ieee" if exact else "tf32", num_warps=16 if exact and state >= LARGE_STATE_DIM else 8,
+            num_stages=1,
             enable_fp_fusion=True,
         )  # fmt: skip
     return out
