@@ -61,8 +61,8 @@ LAYERS = MappingProxyType(_layers())
 def layer_inputs(
     layer: DeltaLayer, tokens: int, dtype: torch.dtype, *, by_channel: bool, corrects: bool
 ) -> DeltaInputs:
-    """Return inputs of a layer, whose rows lie apart. ``corrects``: whether there is a delta rule, and a decay
-    of each token."""
+    """Return inputs of a layer, whose rows lie apart. ``corrects``: whether there is a delta rule, and a
+    decay of each token."""
     heads = layer.value_heads
     sizes = {
         "qkv": layer.key_heads * layer.unit_channels,

@@ -92,10 +92,10 @@ class StateStep:
         states = LayerStates(pool, group, LAYER)
         order = list(range(1, len(pool)))
         random.Random(seed).shuffle(order)
-        free = iter(torch.tensor(order).split(pages))
+        free = iter(torch.tensor(order).view(-1, pages))
 
         def begun() -> Tensor:
-            table = next(free)
+            table: Tensor = next(free)
             states.write(table[None], 0.3 * torch.randn(1, units, size))
             return table
 
@@ -132,7 +132,7 @@ class StateStep:
     @property
     def length(self) -> int:
         """Rows of the step."""
-        return self.runs[-1].rows.stop
+        return len(self.rows.decode_targets) + sum(s.length for s in self.rows.segments)
 
     def on(self, device: torch.device) -> StateStep:
         """The step with its pages and tables on a device."""
@@ -150,7 +150,11 @@ class StateStep:
         outs: list[Tensor] = []
         for run in self.runs:
             kv = states.kv
-            cells = pages.new_zeros((kv.units, kv.size)) if run.source is None else states.read(run.source[None])[0]
+            cells = (
+                pages.new_zeros((kv.units, kv.size))
+                if run.source is None
+                else states.read(run.source[None])[0]
+            )
             out, cells = reference(run.rows, cells)
             if run.target is None:
                 out = torch.zeros_like(out)
@@ -161,9 +165,8 @@ class StateStep:
 
 
 def shares(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], tolerance: float) -> Iterator[float]:
-    """The largest differences of outputs and pages as shares of what is tolerated, which is ``tolerance`` times
-    1 + the expected value. States may be as far off as outputs. Infinite where one is NaN and the other is
-    not."""
+    """The largest differences of outputs and pages as shares of what is tolerated, ``tolerance`` times 1 + the
+    expected value. Infinite where one is NaN and the other is not."""
     for one, other in zip(got, expected, strict=True):
         one = one.double().cpu()
         far = (one - other).abs() / (tolerance * (1 + other.abs()))
@@ -171,7 +174,9 @@ def shares(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], toleranc
         yield float(torch.where(both, 0.0, far).nan_to_num(nan=float("inf")).max())
 
 
-def delta_step(layer: DeltaLayer, chunks: Sequence[Sequence[int]], queries: int = 3, seed: int = 0) -> StateStep:
+def delta_step(
+    layer: DeltaLayer, chunks: Sequence[Sequence[int]], queries: int = 3, seed: int = 0
+) -> StateStep:
     """A step over states of a layer of linear attention."""
     size = layer.shared * layer.key_dim * layer.value_dim + layer.taps * layer.unit_channels
     return StateStep.of(layer.key_heads, size, chunks, queries, seed)
@@ -300,13 +305,13 @@ def mamba_reference(projected: Tensor, weights: MambaWeights, sizes: MambaSizes)
         x, b, c = mixed.split_with_sizes(sizes.channels, dim=1)
         here = slice(unit * sizes.heads, (unit + 1) * sizes.heads)
         steps = torch.log1p(torch.exp(dt[:, here] + weights.dt_bias[here])).clamp(*weights.dt_limits)
-        of_heads = (
+        b, c = (
             part.view(len(x), sizes.unit_groups, -1).repeat_interleave(sizes.heads // sizes.unit_groups, 1)
             for part in (b, c)
         )
         rates = -weights.a_log[here].double().exp()
         out, state = reference_scan(
-            x.view(len(x), sizes.heads, -1), steps, rates, *of_heads, weights.d[here],
+            x.view(len(x), sizes.heads, -1), steps, rates, b, c, weights.d[here],
             state.view(sizes.heads, sizes.head_dim, -1),
         )  # fmt: skip
         return out.flatten(1), torch.cat((state.flatten(), kept.flatten()))

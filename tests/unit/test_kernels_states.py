@@ -81,7 +81,9 @@ def test_mamba(choice: Choice) -> None:
     assert max(shares((out, case.step.states.pages), expected, 1e-4)) <= 1
 
 
-@pytest.mark.parametrize(("channels", "kernel", "units", "queries"), [(64, 3, 2, 1), (30, 4, 3, 3), (9, 2, 1, 2)])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "units", "queries"), [(64, 3, 2, 1), (30, 4, 3, 3), (9, 2, 1, 2)]
+)
 def test_short_convolutions(channels: int, kernel: int, units: int, queries: int) -> None:
     torch.manual_seed(0)
     conv = ConvWeights(torch.randn(kernel, channels), torch.randn(channels) if queries > 1 else None)
@@ -117,7 +119,10 @@ def test_gated_norms(size: int, groups: int, gate_first: bool, dtype: torch.dtyp
 def test_what_does_not_fit_is_refused() -> None:
     layer = delta_layer(1, 1, 256, 128)
     step = delta_step(layer, [[3]], 1)
-    inputs = replace(layer_inputs(layer, step.length, torch.float32, by_channel=False, corrects=True), qkv=torch.zeros(step.length, 640))
+    inputs = replace(
+        layer_inputs(layer, step.length, torch.float32, by_channel=False, corrects=True),
+        qkv=torch.zeros(step.length, 640),
+    )
     with pytest.raises(ValueError, match="a head's state is 256 x 128: at most 16384"):
         delta_rule.linear_attention(layer, inputs, step.states, step.rows)
     apart = replace(inputs, qkv=torch.zeros(640, step.length).T)

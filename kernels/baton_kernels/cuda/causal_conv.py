@@ -61,7 +61,11 @@ class ConvChannels:
         """What the kernels are compiled for."""
         parts = zip("012", self.sizes, self.bases, strict=True)
         return {
-            **{f"{name}{part}": n for part, *pair in parts for name, n in zip(("PART", "BASE"), pair, strict=True)},
+            **{
+                f"{name}{part}": n
+                for part, *pair in parts
+                for name, n in zip(("PART", "BASE"), pair, strict=True)
+            },
             "STEP1": self.steps[0],
             "STEP2": self.steps[1],
             "UNITS": self.units,
@@ -178,7 +182,7 @@ def _convolve_decode(
     last = tl.load(weight + TAPS * ALL + places, mask=real, other=0.0)
     number = layer * UNITS + unit
     begun, place = cell_at(sources + sequence * width, number, page_stride, PER_PAGE, SIZE)
-    for query in range(0, queries):
+    for query in range(queries):
         row = sequence * queries + query
         named, target = cell_at(targets + row * width, number, page_stride, PER_PAGE, SIZE)
         if named:

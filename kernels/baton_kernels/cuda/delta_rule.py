@@ -43,9 +43,7 @@ UNIT_EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
-def _log_decay(
-    x: tl.tensor, rate: tl.tensor, lower_bound: tl.tensor, BOUNDED: tl.constexpr
-) -> tl.tensor:
+def _log_decay(x: tl.tensor, rate: tl.tensor, lower_bound: tl.tensor, BOUNDED: tl.constexpr) -> tl.tensor:
     if BOUNDED:
         return lower_bound * tl.sigmoid(rate * x)
     return -rate * softplus(x)
@@ -125,7 +123,7 @@ def _advance_heads(
     begun, place = cell_at(sources + sequence * width, number, page_stride, PER_PAGE, SIZE)
     state = tl.load(pages + place + numbers, mask=real & begun, other=0.0)
     rate = tl.exp(tl.load(a_log + head))
-    for query in range(0, queries):
+    for query in range(queries):
         row = sequence * queries + query
         named, target = cell_at(targets + row * width, number, page_stride, PER_PAGE, SIZE)
         y = tl.zeros([VALUES], tl.float32)
@@ -265,7 +263,9 @@ def _relate(
         strength = tl.load(beta + row * beta_stride + head, mask=here, other=0.0).to(tl.float32)
         strength = tl.where(here, tl.sigmoid(strength), 0.0)
     if BY_CHANNEL:
-        x = tl.load(decay + (row * decay_stride)[:, None] + head * KEY_DIM + keys[None, :], mask=has_key, other=0.0)
+        x = tl.load(
+            decay + (row * decay_stride)[:, None] + head * KEY_DIM + keys[None, :], mask=has_key, other=0.0
+        )
         x = x.to(tl.float32)
         if HAS_DT_BIAS:
             x += tl.load(dt_bias + head * KEY_DIM + keys, mask=keys < KEY_DIM, other=0.0)[None, :]
@@ -420,9 +420,9 @@ def _scan_heads(
             y = tl.dot(seen, change, y, input_precision=PRECISION)
             tl.store(out + place[:, None] * VALUE_DIM + columns[None, :], y, mask=has_column)
             tl.debug_barrier()
-            k = tl.load(
-                own + (KEY_HEADS + unit) * KEY_DIM + keys[None, :], mask=has_key, other=0.0
-            ).to(tl.float32)
+            k = tl.load(own + (KEY_HEADS + unit) * KEY_DIM + keys[None, :], mask=has_key, other=0.0).to(
+                tl.float32
+            )
             if UNIT_VECTORS:
                 k *= _lengths(k, 1)[:, None]
             state = tl.dot(tl.trans(k * left), change, state * kept, input_precision=PRECISION)
@@ -431,9 +431,7 @@ def _scan_heads(
 
 
 @bound
-@triton.jit(
-    do_not_specialize=["first_row", "count"], do_not_specialize_on_alignment=["gate"]
-)
+@triton.jit(do_not_specialize=["first_row", "count"], do_not_specialize_on_alignment=["gate"])
 def _finish(
     found: tl.tensor,
     gate: tl.tensor,
@@ -491,7 +489,9 @@ class _Call:
             raise ValueError(f"strides {strides}: the numbers of a row lie side by side")
         keys, values = _padded(layer.key_dim), _padded(layer.value_dim)
         if keys * values > LARGEST_STATE:
-            raise ValueError(f"a head's state is {layer.key_dim} x {layer.value_dim}: at most {LARGEST_STATE}")
+            raise ValueError(
+                f"a head's state is {layer.key_dim} x {layer.value_dim}: at most {LARGEST_STATE}"
+            )
         if layer.conv is None:
             return cls(layer, inputs, states, rows, inputs.qkv)
         mixed = convolve(inputs.qkv, layer.conv, None, _channels(layer), states, rows)

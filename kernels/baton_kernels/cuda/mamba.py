@@ -98,7 +98,7 @@ def _advance_heads(
     size: tl.constexpr = HEADS * HEAD_DIM
     all_groups: tl.constexpr = GROUPS * STATE_DIM
     of_group = size + own * GROUPS // HEADS * STATE_DIM + cols
-    for query in range(0, queries):
+    for query in range(queries):
         row = sequence * queries + query
         named, target = cell_at(targets + row * width, number, page_stride, PER_PAGE, SIZE)
         y = tl.zeros([DIMS], tl.float32)
@@ -191,12 +191,13 @@ def _scan_heads(
             total = tl.sum(log, 0)
             between = tl.where(lower, tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)), 0.0)
             scores = tl.dot(c, tl.trans(b), input_precision=PRECISION) * between * dt[None, :]
+            tl.debug_barrier()  # or what follows would take registers already
             y = tl.dot(c, tl.trans(state), input_precision=PRECISION) * tl.exp(sums)[:, None]
             x = tl.load(unit_rows + own * HEAD_DIM + dims[None, :], mask=here[:, None] & has_dim, other=0.0)
             y = tl.dot(scores, x, y, input_precision=PRECISION) + tl.load(d + head) * x
             to = out + (row * (UNITS * size))[:, None] + head * HEAD_DIM + dims[None, :]
             tl.store(to, y, mask=here[:, None] & has_dim)
-            tl.debug_barrier()  # or what is read below would take registers above
+            tl.debug_barrier()
             b = tl.load(unit_rows + of_group[None, :], mask=here[:, None] & has_col, other=0.0)
             # A sum in another order may be a little larger than the last of the running ones.
             weights = tl.exp(tl.minimum(total - sums, 0.0)) * dt
@@ -245,8 +246,7 @@ def mamba(
             *tensors, tables.sources, tables.targets, tables.starts, out, *weights.dt_limits,
             decoding, states.layer, count, width, *strides,
             **constants, DIMS=STATE_ROWS, ROWS=SMALL_BLOCK if small else BLOCK,
-            PRECISION="ieee" if exact else "tf32", num_warps=16 if exact and state >= LARGE_STATE_DIM else 8,
-            num_stages=1,
+            PRECISION="ieee" if exact else "tf32", num_warps=8, num_stages=1,
             enable_fp_fusion=True,
         )  # fmt: skip
     return out
@@ -305,7 +305,9 @@ def _gated_norm(
     tl.store(out + row * (GROUPS * SIZE) + columns, x.to(out.dtype.element_ty), mask=real)
 
 
-def gated_norm(y: Tensor, gate: Tensor, norm: GatedNorm, dtype: torch.dtype, squares: Tensor | None) -> Tensor:
+def gated_norm(
+    y: Tensor, gate: Tensor, norm: GatedNorm, dtype: torch.dtype, squares: Tensor | None
+) -> Tensor:
     """See ``baton_kernels.mamba.gated_norm``."""
     rows, numbers = y.shape
     if y.stride(1) != 1 or gate.stride(1) != 1:
