@@ -21,6 +21,8 @@ from torch import Tensor
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling.logits import LogitRules, PackedRules, Row, allowed_words
 from baton_kernels.activation import GELU_TANH, SILU, Activation
+from baton_kernels.causal_conv import ConvWeights
+from baton_kernels.mamba import GatedNorm, gated_squares
 from baton_kernels.norm import Norm
 from baton_kernels.reference import (
     reference_activated,
@@ -28,6 +30,7 @@ from baton_kernels.reference import (
     reference_expanded_attention,
     reference_experts,
     reference_gated,
+    reference_gated_norm,
     reference_latent_attention,
     reference_norm,
     reference_route,
@@ -42,10 +45,13 @@ from tests.support.expert_cases import TOLERANCE as EXPERTS_TOLERANCE
 from tests.support.interpreted import (
     attention,
     blocks,
+    causal_conv,
+    delta_rule,
     expert_shapes,
     experts,
     latent,
     logits,
+    mamba,
     rotary,
     routing,
     rows,
@@ -57,8 +63,18 @@ from tests.support.latent_steps import LAYER, LatentCase, step_of
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of, spoil_unused
 from tests.support.sampling_cases import LEVELS as SAMPLING
 from tests.support.sampling_cases import Rows, adjusted
+from tests.support.state_steps import (
+    DELTAS,
+    MAMBAS,
+    DeltaCase,
+    MambaCase,
+    StateStep,
+    conv_reference,
+    shares,
+)
 
 ROW_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+STATE_TOLERANCE = 1e-4
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEADS: Mapping[str, Sequence[object]] = MappingProxyType(
     {
@@ -149,6 +165,27 @@ RULES: Mapping[str, Sequence[object]] = MappingProxyType(
 MASKS: Mapping[str, Sequence[object]] = MappingProxyType(
     {"vocab": (1, 31, 32, 33, 4096, 9001), "rows": (1, 2, 7), "allowed": (0.0, 0.01, 0.5, 1.0)}
 )
+SHORT_CONVS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "channels": (6, 96, 300),
+        "units": (1, 3),
+        "taps": (1, 2, 3),
+        "biased": (False, True),
+        "queries": (1, 2),
+        "chunks": (([3, 18, 1], [17, 2]), ([40],), ()),
+    }
+)
+GATED_NORMS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "size": (1, 27, 512, 600),
+        "groups": (1, 3),
+        "rows": (0, 1, 5),
+        "dtype": DTYPES,
+        "weighs": (False, True),
+        "gate_first": (False, True),
+        "sums": (False, True),
+    }
+)
 VOCABS = (7, 320, 4096, 9001)
 ROUNDS = 2
 """The number of passes over the pairs, with other combinations each time."""
@@ -187,6 +224,10 @@ def check_all(most: int | None = None) -> Iterator[Checked]:
         "rules": (_adjust, RULES),
         "router": (_route, ROUTES),
         "experts": (_multiply, EXPERTS),
+        "linear attention": (_linear_attention, DELTAS),
+        "Mamba-2": (_mamba, MAMBAS),
+        "short convolution": (_short_conv, SHORT_CONVS),
+        "gated norm": (_gated_norm, GATED_NORMS),
         "draw": (_draw, {"vocab": VOCABS, "round": (0, 1)}),
     }
     for kernel, (check, levels) in by_kernel.items():
@@ -200,6 +241,51 @@ def check_all(most: int | None = None) -> Iterator[Checked]:
                 raise WrongError(f"{kernel} differs by {share:.1f} times what is tolerated: {choice}")
             worst, count = max(worst, share), count + 1
         yield Checked(kernel, count, worst, time.monotonic() - began)
+
+
+def _linear_attention(choice: Choice, seed: int) -> float:
+    case = DeltaCase.of(choice)
+    expected = case.expected()
+    out = delta_rule.linear_attention(case.layer, case.inputs, case.step.states, case.step.rows)
+    [of_out, of_states] = shares((out, case.step.states.pages), expected, STATE_TOLERANCE)
+    return max(of_out * STATE_TOLERANCE / max(STATE_TOLERANCE, ROW_TOLERANCE[out.dtype]), of_states)
+
+
+def _mamba(choice: Choice, seed: int) -> float:
+    case = MambaCase.of(choice)
+    expected = case.expected()
+    out = mamba.mamba(case.projected, case.weights, case.sizes, case.step.states, case.step.rows)
+    return max(shares((out, case.step.states.pages), expected, STATE_TOLERANCE))
+
+
+def _short_conv(choice: Choice, seed: int) -> float:
+    channels: Any = choice["channels"]
+    units: Any = choice["units"]
+    taps: Any = choice["taps"]
+    conv = ConvWeights(torch.randn(taps + 1, channels), torch.randn(channels) if choice["biased"] else None)
+    step = StateStep.of(units, channels // units * taps, choice["chunks"], choice["queries"])  # type: ignore[arg-type]
+    projected = torch.randn(step.length, 3 * channels)
+    expected = step.expected(conv_reference(projected, conv, units))
+    out = causal_conv.short_conv(projected, conv.weight, conv.bias, step.states, step.rows)
+    return max(shares((out, step.states.pages), expected, 1e-5))
+
+
+def _gated_norm(choice: Choice, seed: int) -> float:
+    size: Any = choice["size"]
+    groups: Any = choice["groups"]
+    rows: Any = choice["rows"]
+    dtype: Any = choice["dtype"]
+    first = choice["gate_first"] is True
+    y, gate, weight = (
+        torch.randn(rows, size * groups),
+        torch.randn(rows, size * groups),
+        torch.randn(size * groups),
+    )
+    norm = GatedNorm(weight if choice["weighs"] else None, 1e-5, groups, size, first)
+    squares = gated_squares(y, gate, norm) if choice["sums"] else None
+    out = mamba.gated_norm(y, gate, norm, dtype, squares)
+    expected = reference_gated_norm(y, gate, norm.weight, 1e-5, groups, first)
+    return _share(out, expected, ROW_TOLERANCE[dtype])
 
 
 def _share(out: Tensor, expected: Tensor, tolerance: float, relative: bool = True) -> float:

@@ -42,6 +42,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from baton_kernels.activation import GELU_TANH, SILU, Activation
 from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.mamba import GatedNorm
 from baton_kernels.norm import Norm
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.window import ChunkedWindow, Window
@@ -315,6 +316,34 @@ def latent_launches(dtype: str, models: Sequence[str], steps: Sequence[str]) -> 
         yield Launch("latents, expanded", name, dtype, "-", partial(expanded, model=model))
 
 
+def state_launches(dtype: str, dims: Sequence[int], state_dims: Sequence[int]) -> Iterator[Launch]:
+    """Yield the launches of layers that keep a state: linear attention of heads of ``dims``, Mamba-2 of
+    states of ``state_dims``, and a short convolution."""
+    from baton_kernels.cuda import causal_conv, delta_rule, mamba
+    from tests.support import state_steps
+
+    own, few = DTYPES[dtype], {"queries": 1, "chunks": ([40],), "taps": 3, "dtype": DTYPES[dtype]}
+    for kind, dim in product(("gdn", "kda", "kda bounded", "lightning"), dims):
+        delta = state_steps.DeltaCase.of({**few, "kind": kind, "heads": (2, 2), "dims": (dim, dim)})
+        args = delta.layer, delta.inputs, delta.step.states, delta.step.rows
+        yield Launch(kind, str(dim), dtype, "-", anywhere(partial(delta_rule.linear_attention, *args)))
+    for state_dim in state_dims:
+        limits = (0.0, float("inf"))
+        sizes = {"units": 2, "heads": 2, "groups": "one a unit", "dims": (64, state_dim), "limits": limits}
+        case = state_steps.MambaCase.of({**few, **sizes})
+        scan = partial(
+            mamba.mamba, case.projected, case.weights, case.sizes, case.step.states, case.step.rows
+        )
+        yield Launch("Mamba-2", f"64 x {state_dim}", dtype, "-", anywhere(scan))
+    y, gate, weight = torch.zeros(2, 4096), torch.zeros(2, 4096, dtype=own), torch.zeros(4096)
+    norm = partial(mamba.gated_norm, y, gate, GatedNorm(weight, 1e-5, 8, 512, True), own, None)
+    yield Launch("gated norm", "-", dtype, "-", anywhere(norm))
+    step = state_steps.StateStep.of(8, 2 * 256, ([40],), 1)
+    rows, taps = torch.zeros(step.length, 3 * 2048, dtype=own), torch.zeros(3, 2048)
+    short = partial(causal_conv.short_conv, rows, taps, None, step.states, step.rows)
+    yield Launch("short convolution", "-", dtype, "-", anywhere(short))
+
+
 def build(wanted: Sequence[Launch]) -> bool:
     """Print the table; return whether every kernel fits its device."""
     from loadtest.kernel_builds import SHARED_MEMORY, building
@@ -354,6 +383,9 @@ def everything() -> list[Launch]:
     found += map(Launch.attention, variants(BUILT_DTYPES, ["decode", "prefill"], FEATURES, (48,)))
     for dtype in BUILT_DTYPES:
         found += [*head_launches(dtype, HEAD_DIMS), *row_launches(dtype)]
+        # States of 256 spill where products are exact: float32 is for comparison there.
+        states = (64, 128, 256) if dtype == "bfloat16" else (64, 128)
+        found += state_launches(dtype, (64, 128), states)
     found += expert_launches("bfloat16", list(MIXTURES), (1, 2))
     found += expert_launches("float32", ["Qwen3-30B-A3B"], (1,))
     found += latent_launches("bfloat16", list(LATENTS), list(LATENT_STEPS))
@@ -369,12 +401,14 @@ def the_largest() -> list[Launch]:
         *variants(["float32"], ["prefill"], [ALL], (48,)),
     ]
     router, few, *_, many = expert_launches("bfloat16", ["gpt-oss-20b"], (2,))
+    gdn, kda, *_, mamba, norm, short = state_launches("bfloat16", (128,), (256,))
     return [
         *map(Launch.attention, largest),
         *head_launches("bfloat16", (256,)),
         *row_launches("bfloat16"),
         *(router, few, many),
         *latent_launches("bfloat16", ["DeepSeek-V3"], ["latents, chunk"]),
+        *(gdn, kda, mamba, norm, short),
     ]
 
 

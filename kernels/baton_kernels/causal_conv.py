@@ -39,7 +39,8 @@ def convolved(x: Tensor, kept: Tensor, conv: ConvWeights) -> tuple[Tensor, Tenso
 
 def short_conv(projected: Tensor, conv: ConvWeights, states: LayerStates, rows: StateRows) -> Tensor:
     """Gated short convolutions of a step's rows: projected [T, 3 * channels], each row B, C and x -> [T,
-    channels], C times the convolution of B times x. All float32, contiguous.
+    channels], C times the convolution of B times x. All float32 (on CUDA, what is projected of any type),
+    contiguous.
 
     A unit's cell holds the last inputs of its channels, [conv_kernel - 1, channels of a unit]."""
     if projected.device.type == "cuda":

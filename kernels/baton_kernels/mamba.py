@@ -59,9 +59,9 @@ class GatedNorm:
 def mamba(
     projected: Tensor, weights: MambaWeights, sizes: MambaSizes, states: LayerStates, rows: StateRows
 ) -> Tensor:
-    """projected [T, sizes.columns] float32 contiguous, each row z, x, B, C and dt -> [T, sizes.inner]
-    float32, before the gate; rows of padding are 0. States go from the sources of ``rows`` to its targets:
-    row by row for those that decode, in blocks of tokens for chunks."""
+    """projected [T, sizes.columns] float32 (on CUDA of any type) contiguous, each row z, x, B, C and dt ->
+    [T, sizes.inner] float32, before the gate; rows of padding are 0. States go from the sources of ``rows``
+    to its targets: row by row for those that decode, in blocks of tokens for chunks."""
     if projected.device.type == "cuda":
         from baton_kernels.cuda import mamba as cuda_mamba  # triton is only there where CUDA is
 
@@ -80,9 +80,9 @@ def mamba(
 def gated_norm(
     y: Tensor, gate: Tensor, norm: GatedNorm, dtype: torch.dtype, squares: Tensor | None = None
 ) -> Tensor:
-    """y and gate [T, numbers] float32 -> [T, numbers] of type ``dtype``; y is memory for the kernels then.
-    ``squares`` [T, groups] float32: the sums over all ranks of ``gated_squares``; None: the numbers are all
-    there are."""
+    """y and gate [T, numbers] float32 (on CUDA, the gate of any type) -> [T, numbers] of type ``dtype``; y is
+    memory for the kernels then. ``squares`` [T, groups] float32: the sums over all ranks of
+    ``gated_squares``; None: the numbers are all there are."""
     if y.device.type == "cuda":
         from baton_kernels.cuda import mamba as cuda_mamba
 
@@ -105,8 +105,9 @@ def gated_norm(
 
 
 def gated_squares(y: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
-    """y and gate [T, numbers] float32 -> [T, groups] float32: the sums of the squares of what is normed."""
-    normed = y * F.silu(gate) if norm.gate_first else y
+    """y [T, numbers] float32, gate likewise, of any type -> [T, groups] float32: the sums of the squares of
+    what is normed."""
+    normed = y * F.silu(gate.float()) if norm.gate_first else y
     return _grouped(normed, norm.groups).square().sum(-1)
 
 

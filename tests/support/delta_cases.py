@@ -58,9 +58,11 @@ def _layers() -> Mapping[str, tuple[DeltaLayer, bool, bool]]:
 LAYERS = MappingProxyType(_layers())
 
 
-def random_inputs(name: str, tokens: int, dtype: torch.dtype = torch.float32) -> DeltaInputs:
-    """Return inputs of a layer of ``LAYERS``, whose rows lie apart."""
-    layer, by_channel, corrects = LAYERS[name]
+def layer_inputs(
+    layer: DeltaLayer, tokens: int, dtype: torch.dtype, *, by_channel: bool, corrects: bool
+) -> DeltaInputs:
+    """Return inputs of a layer, whose rows lie apart. ``corrects``: whether there is a delta rule, and a
+    decay of each token."""
     heads = layer.value_heads
     sizes = {
         "qkv": layer.key_heads * layer.unit_channels,
@@ -70,8 +72,13 @@ def random_inputs(name: str, tokens: int, dtype: torch.dtype = torch.float32) ->
     }
     parts = torch.randn(tokens, sum(sizes.values())).to(dtype).split_with_sizes(list(sizes.values()), dim=1)
     inputs = DeltaInputs(**dict(zip(sizes, parts, strict=True)))
-    if not corrects:
-        inputs = replace(inputs, decay=None, beta=None)
+    return inputs if corrects else replace(inputs, decay=None, beta=None)
+
+
+def random_inputs(name: str, tokens: int, dtype: torch.dtype = torch.float32) -> DeltaInputs:
+    """Return inputs of a layer of ``LAYERS``."""
+    layer, by_channel, corrects = LAYERS[name]
+    inputs = layer_inputs(layer, tokens, dtype, by_channel=by_channel, corrects=corrects)
     return inputs if name != "bare" else replace(inputs, gate=None)
 
 

@@ -113,7 +113,7 @@ _splat = InterpreterBuilder.create_splat
 
 
 def _of_one_type(self: object, type_: Any, given: Any) -> Any:
-    """Its own makes numbers of a truth that it knows as the type of what was compared, which masks are not."""
+    """Its own makes numbers of a comparison, of the type of what was compared, which no mask is."""
     if given.data.dtype == np.bool_:
         given = TensorHandle(given.data, tl.int1)
     return _splat(self, type_, given)

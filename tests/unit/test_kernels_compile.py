@@ -12,6 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def of_layer(layer: str, *kernels: str) -> list[str]:
+    """The lines of a layer that keeps a state: its convolutions' kernels, and others."""
+    return [layer, *(f"{layer}: {kernel}" for kernel in ("convolve_chunks", "keep", *kernels))]
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton has no build for this machine")
 def test_they_build_and_do_not_spill() -> None:
     """In a process of its own: here, triton may have been told to interpret."""
@@ -53,6 +58,11 @@ def test_they_build_and_do_not_spill() -> None:
         "latents, expanded",
         "latents, expanded: gather_latents",
         "latents, expanded: store_latents",
+        *of_layer("gdn", "advance_heads", "relate", "scan_heads", "finish"),
+        *of_layer("kda", "advance_heads", "relate", "scan_heads", "finish"),
+        *of_layer("Mamba-2", "advance_heads", "scan_heads"),
+        "gated norm",
+        *of_layer("short convolution"),
     ]
     assert "wgmma" in result.stdout
     assert "tcgen05" in result.stdout

@@ -31,12 +31,12 @@ from baton_kernels.delta_layer import DeltaInputs, DeltaLayer
 from baton_kernels.paged import StateRows
 from baton_kernels.state_pages import LayerStates
 
-PIECE, SMALL_PIECE = 64, 16
+PIECE, SMALL_PIECE = 32, 16
 """Tokens of a piece, and of one of exact products or with a decay for each channel."""
 LARGEST_STATE = 16384
 """Most numbers of a head's state, with both sizes padded to powers of two."""
-STATE_COLUMNS, EXACT_COLUMNS = 32, 16
-"""Columns of a head's state of a program that computes segments, and of one of exact products."""
+STATE_COLUMNS = 16
+"""Columns of a head's state of a program that computes segments: more would take too many registers."""
 FINISHED_ROWS = 8
 """Rows of a head that are normed by a program."""
 UNIT_EPS = tl.constexpr(1e-6)
@@ -534,22 +534,22 @@ class _Call:
         made = [self._memory(length * heads * n) for n in (sizes if corrects else sizes[:2])]
         fading, scores, known, wanted = made if corrects else [*made, *made]
         found = self._memory(length * heads * layer.value_dim)
-        constants = {**self._constants(), "ROWS": piece, "PRECISION": "tf32x3" if exact else "tf32"}
+        constants = {**self._constants(), "ROWS": piece, "PRECISION": "ieee" if exact else "tf32"}
         _relate[(length // piece + count, heads)](
             self.mixed, *map(self._or_unused, (inputs.decay, inputs.beta)),
             layer.a_log, self._or_unused(layer.dt_bias), tables.starts, fading, scores, known, wanted,
             layer.lower_bound or 0.0, layer.query_scale, first, count, self.mixed.stride(0),
             *map(_row_stride, (inputs.decay, inputs.beta)),
             **constants, **self._decays(), KEYS=_padded(layer.key_dim), VALUES=_padded(layer.value_dim),
-            num_warps=8 if piece > 16 else 4, num_stages=1, enable_fp_fusion=True,
+            num_warps=8, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
-        columns = min(EXACT_COLUMNS if exact else STATE_COLUMNS, _padded(layer.value_dim))
+        columns = min(STATE_COLUMNS, _padded(layer.value_dim))
         _scan_heads[(count, heads, triton.cdiv(layer.value_dim, columns))](
             self.mixed, fading, scores, known, wanted, states.pages, tables.sources, tables.targets,
             tables.starts, found, layer.query_scale, first, states.layer, count, width,
             states.pages.stride(0), self.mixed.stride(0),
             **constants, **cell_sizes(states), BY_CHANNEL=self._by_channel, KEYS=_padded(layer.key_dim),
-            COLUMNS=columns, num_warps=8 if piece > 16 else 4, num_stages=1, enable_fp_fusion=True,
+            COLUMNS=columns, num_warps=8, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
         _finish[(triton.cdiv(length, FINISHED_ROWS), heads)](
             found, self._or_unused(inputs.gate), self._or_unused(layer.norm), out, layer.eps, first, length,

@@ -24,12 +24,13 @@ from baton_kernels.state_pages import LayerStates
 if TYPE_CHECKING:
     from baton_kernels.mamba import GatedNorm, MambaWeights
 
-BLOCK, EXACT_BLOCK = 64, 16
-"""Tokens of a segment that are computed together, and those of exact products."""
+BLOCK, SMALL_BLOCK = 32, 16
+"""Tokens of a segment that are computed together, and those of exact products or large states."""
+LARGE_STATE_DIM = 256
 LARGEST_STATE = 16384
 """Most numbers of a head's state, with both sizes padded to powers of two."""
-STATE_ROWS, EXACT_STATE_ROWS = 32, 16
-"""Rows of a head's state of a program that computes segments, and of one of exact products."""
+STATE_ROWS = 16
+"""Rows of a head's state of a program that computes segments: more would take too many registers."""
 
 
 @triton.jit
@@ -190,12 +191,13 @@ def _scan_heads(
             total = tl.sum(log, 0)
             between = tl.where(lower, tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)), 0.0)
             scores = tl.dot(c, tl.trans(b), input_precision=PRECISION) * between * dt[None, :]
+            tl.debug_barrier()  # or what follows would take registers already
             y = tl.dot(c, tl.trans(state), input_precision=PRECISION) * tl.exp(sums)[:, None]
             x = tl.load(unit_rows + own * HEAD_DIM + dims[None, :], mask=here[:, None] & has_dim, other=0.0)
             y = tl.dot(scores, x, y, input_precision=PRECISION) + tl.load(d + head) * x
             to = out + (row * (UNITS * size))[:, None] + head * HEAD_DIM + dims[None, :]
             tl.store(to, y, mask=here[:, None] & has_dim)
-            tl.debug_barrier()  # or what is read below would take registers above
+            tl.debug_barrier()
             b = tl.load(unit_rows + of_group[None, :], mask=here[:, None] & has_col, other=0.0)
             # A sum in another order may be a little larger than the last of the running ones.
             weights = tl.exp(tl.minimum(total - sums, 0.0)) * dt
@@ -239,12 +241,12 @@ def mamba(
         tables = rows.segment_tables
         count, width = tables.sources.shape
         exact = projected.dtype == torch.float32
-        part = min(dims, EXACT_STATE_ROWS if exact else STATE_ROWS)
-        _scan_heads[(count, heads, dims // part)](
+        small = exact or state >= LARGE_STATE_DIM
+        _scan_heads[(count, heads, dims // STATE_ROWS)](
             *tensors, tables.sources, tables.targets, tables.starts, out, *weights.dt_limits,
             decoding, states.layer, count, width, *strides,
-            **constants, DIMS=part, ROWS=EXACT_BLOCK if exact else BLOCK,
-            PRECISION="tf32x3" if exact else "tf32", num_warps=4 if exact else 8, num_stages=1,
+            **constants, DIMS=STATE_ROWS, ROWS=SMALL_BLOCK if small else BLOCK,
+            PRECISION="ieee" if exact else "tf32", num_warps=8, num_stages=1,
             enable_fp_fusion=True,
         )  # fmt: skip
     return out

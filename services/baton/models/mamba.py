@@ -70,10 +70,11 @@ class Mamba2(Mixer):
         return found
 
     def store(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Leaves the states; returns what the rows read from them, and what gates it, both float32."""
+        """Leaves the states; returns what the rows read from them, float32, and what gates it."""
         assert step.states is not None
         states = LayerStates(step.states.pages, step.states.group, self.place.index)
-        projected = self.in_proj.multiplier.multiply(x, torch.float32)
+        # The kernels of CUDA take any type, and CPUs the sums as they are.
+        projected = self.in_proj.multiplier.multiply(x, None if x.is_cuda else torch.float32)
         if self._factors is not None:
             projected.mul_(self._factors)
         limits = self.own.dt_limits

@@ -47,7 +47,8 @@ class ShortConv(Mixer):
         """Leaves the states; returns what the rows yield in front of the last projection."""
         assert step.states is not None
         states = LayerStates(step.states.pages, step.states.group, self.place.index)
-        projected = self.in_proj.multiplier.multiply(x, torch.float32)
+        # The kernels of CUDA take any type, and CPUs the sums as they are.
+        projected = self.in_proj.multiplier.multiply(x, None if x.is_cuda else torch.float32)
         return short_conv(projected, self.conv.weights, states, step.states.rows)
 
     def forward(self, x: Tensor, step: Step, narrow: Narrow | None) -> Tensor:
