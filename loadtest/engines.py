@@ -71,7 +71,7 @@ def baton_both(tmp: Path, model: Path, extra: Sequence[str] = ()) -> Iterator[En
 
 
 @contextmanager
-def baton_split(tmp: Path, model: Path) -> Iterator[Engine]:
+def baton_split(tmp: Path, model: Path, disaggregation: str = "conditional") -> Iterator[Engine]:
     """A prefill and a decode worker, each with one half of the cores; the router has all."""
     shares = dict(zip(("prefill", "decode"), cores.share_out(cores.available()), strict=True))
     threads = str(len(shares["prefill"]))
@@ -81,7 +81,7 @@ def baton_split(tmp: Path, model: Path) -> Iterator[Engine]:
         model=str(model),
         dtype="bfloat16",
         options=options,
-        disaggregation="conditional",
+        disaggregation=disaggregation,
         kv_cache_memory=None,
     ) as ring:
         for role, share in shares.items():

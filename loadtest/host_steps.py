@@ -90,8 +90,8 @@ class TimedDevice:
         return step.result()
 
 
-def engine_of(rows: int, device: TimedDevice) -> Engine:
-    """An engine in which ``rows`` sequences of ``CONTEXT`` tokens decode."""
+def empty_engine(rows: int, device: TimedDevice) -> Engine:
+    """An engine for ``rows`` sequences at once, of which each may have ``CONTEXT`` tokens and 40 blocks."""
     limits = SchedulerLimits(
         max_num_seqs=rows,
         max_num_batched_tokens=1 << 20,
@@ -102,7 +102,12 @@ def engine_of(rows: int, device: TimedDevice) -> Engine:
     num_blocks = rows * (CONTEXT // BLOCK_SIZE + 40)
     runner = SimulatedRunner(Profile(), num_blocks, BLOCK_SIZE, range(100), frozenset())
     runner.run = device.run  # type: ignore[method-assign]
-    engine = Engine(runner, Scheduler(limits, BlockPool(num_blocks, BLOCK_SIZE)), frozenset({2}), 128_256)
+    return Engine(runner, Scheduler(limits, BlockPool(num_blocks, BLOCK_SIZE)), frozenset({2}), 128_256)
+
+
+def engine_of(rows: int, device: TimedDevice) -> Engine:
+    """An engine in which ``rows`` sequences of ``CONTEXT`` tokens decode."""
+    engine = empty_engine(rows, device)
     params = ResolvedSampling(max_tokens=1 << 16, temperature=0.8, top_p=0.95, seed=1)
     for number in range(rows):
         prompt = [(number * 31 + at) % 997 for at in range(CONTEXT)]

@@ -143,6 +143,68 @@ _GEMMA3_270M: Mapping[str, object] = MappingProxyType(
     }
 )
 """Gemma 3 270M: 0.27 billion parameters, most of them in the embedding."""
+_MLA_03B: Mapping[str, object] = MappingProxyType(
+    {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "vocab_size": 32_000,
+        "hidden_size": 1024,
+        "intermediate_size": 1536,
+        "moe_intermediate_size": 256,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 20,
+        "norm_topk_prob": False,
+        "topk_method": "greedy",
+        "num_hidden_layers": 20,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4,
+        "tie_word_embeddings": False,
+    }
+)
+"""A DeepSeek-V2 of 0.32 billion parameters, none of them in experts, with the latents of V2-Lite."""
+_GDN_03B: Mapping[str, object] = MappingProxyType(
+    {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "vocab_size": 32_000,
+        "hidden_size": 1024,
+        "intermediate_size": 1536,
+        "mlp_only_layers": list(range(19)),
+        "decoder_sparse_step": 1,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 20,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 8,
+        "linear_num_value_heads": 16,
+        "layer_types": ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(20)],
+        "partial_rotary_factor": 0.25,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e7,
+        "tie_word_embeddings": False,
+    }
+)
+"""A Qwen3-Next of 0.33 billion parameters: three gated delta nets for each gated attention. All layers but
+the last have MLPs: vLLM takes no Qwen3-Next without experts, and no Qwen3.5 without torchvision."""
 _LLAMA_TINY: Mapping[str, object] = MappingProxyType(
     {
         **_LLAMA_125M,
@@ -182,6 +244,8 @@ SHAPES: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "mixture-125m": _MIXTURE_125M,
         "qwen3-moe-0.3b": _QWEN3_MOE_03B,
         "gemma3-270m": _GEMMA3_270M,
+        "mla-0.3b": _MLA_03B,
+        "gdn-0.3b": _GDN_03B,
         "mixture-tiny": _MIXTURE_TINY,
         "qwen3-30b-a3b-quarter": _QWEN3_30B_QUARTER,
         "qwen-0.5b": _QWEN_05B,
@@ -219,8 +283,8 @@ def save_random(path: Path, shape: Mapping[str, object], seed: int = 0) -> Path:
 
 
 def save_weights(path: Path, seed: int = 0) -> Path:
-    """Write random weights in bfloat16 beside the config in ``path``: norms at 1, biases at 0, matrices
-    scaled so that activations neither fade nor blow up."""
+    """Write random weights in bfloat16 beside the config in ``path``: norms at 1, biases and rates of decay
+    at 0, matrices scaled so that activations neither fade nor blow up."""
     read = ModelConfig.from_dir(path)
     with torch.device("meta"):
         model = Decoder(read, torch.bfloat16, Parallel.alone(read), PLAIN)
@@ -228,10 +292,11 @@ def save_weights(path: Path, seed: int = 0) -> Path:
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in shapes.items():
-        if name.endswith("bias"):
+        if name.endswith(("bias", "A_log")):
             tensors[name] = torch.zeros(shape, dtype=torch.bfloat16)
         elif len(shape) == 1:
-            tensors[name] = torch.full(shape, 1 - read.norm_offset, dtype=torch.bfloat16)
+            offset = 0.0 if ".linear_attn." in name else read.norm_offset  # a delta net's norm has none
+            tensors[name] = torch.full(shape, 1 - offset, dtype=torch.bfloat16)
         else:
             weights = torch.randn(shape, generator=generator) * shape[1] ** -0.5
             tensors[name] = weights.bfloat16()

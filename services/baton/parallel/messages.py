@@ -128,16 +128,9 @@ class StepLayout(msgspec.Struct, frozen=True, tag="step"):
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes of the buffer's parts, in order."""
-        sequences = self.num_decode // self.decode_queries
-        tables = [
-            self.num_tokens,
-            sequences * self.width,
-            *(blocks for _, _, blocks in self.chunks),
-            self.num_rows * self.wanted_width,
-        ]
-        states = (sequences, self.num_decode, len(self.segments), len(self.segments))
-        return [
+        """The sizes of the buffer's parts, in order. The parts of further tables and of states are left out
+        where there are none: every part costs each step a view."""
+        first = [
             *[self.num_tokens] * 4,
             self.num_decode,
             self.num_decode // self.decode_queries * self.width,
@@ -149,9 +142,19 @@ class StepLayout(msgspec.Struct, frozen=True, tag="step"):
             self.num_tokens * self.with_lengths,
             self.num_pending,
             self.num_pending,
-            *tables * (self.num_tables - 1),
-            *(self.state_pages * count for count in states),
         ]
+        return first if self.num_tables == 1 and not self.state_pages else [*first, *self._more_sizes()]
+
+    def _more_sizes(self) -> list[int]:
+        sequences = self.num_decode // self.decode_queries
+        tables = [
+            self.num_tokens,
+            sequences * self.width,
+            *(blocks for _, _, blocks in self.chunks),
+            self.num_rows * self.wanted_width,
+        ]
+        states = (sequences, self.num_decode, len(self.segments), len(self.segments))
+        return [*tables * (self.num_tables - 1), *(self.state_pages * count for count in states)]
 
 
 class CopyBlocks(msgspec.Struct, frozen=True, tag="copy"):
