@@ -165,8 +165,8 @@ class StateStep:
 
 
 def shares(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], tolerance: float) -> Iterator[float]:
-    """The largest differences of outputs and pages as shares of what is tolerated, ``tolerance`` times 1 + the
-    expected value. Infinite where one is NaN and the other is not."""
+    """The largest differences of outputs and pages as shares of what is tolerated, ``tolerance`` times 1 +
+    the expected value. Infinite where one is NaN and the other is not."""
     for one, other in zip(got, expected, strict=True):
         one = one.double().cpu()
         far = (one - other).abs() / (tolerance * (1 + other.abs()))
