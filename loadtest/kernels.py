@@ -341,7 +341,7 @@ def state_launches(dtype: str, dims: Sequence[int], state_dims: Sequence[int]) -
     step = state_steps.StateStep.of(8, 2 * 256, ([40],), 1)
     rows, taps = torch.zeros(step.length, 3 * 2048, dtype=own), torch.zeros(3, 2048)
     short = partial(causal_conv.short_conv, rows, taps, None, step.states, step.rows)
-    yield Launch("short convolution", "-", dtype, "-", anywhere(short))
+    yield Launch("short conv", "-", dtype, "-", anywhere(short))
 
 
 def build(wanted: Sequence[Launch]) -> bool:

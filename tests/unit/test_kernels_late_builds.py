@@ -100,6 +100,33 @@ assert set(builds.values()) == {1} and len(builds) == 6, builds
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=240)
 
 
+def test_nor_do_layers_that_keep_a_state() -> None:
+    """Each of their kernels is compiled once, for any rows, segments and layers."""
+    program = """
+import torch
+from collections import Counter
+from dataclasses import replace
+from baton_kernels.cuda import causal_conv, delta_rule, mamba
+from tests.support.serving_launches import recording
+from tests.support.state_steps import DeltaCase, MambaCase, StateStep
+few = {"taps": 3, "dtype": torch.bfloat16, "dims": (16, 16)}
+with recording() as recorder:
+    for layer, (queries, chunks) in enumerate([(1, ([1],)), (3, ([3, 16, 1], [17])), (2, [[64]] * 16)]):
+        rows = {**few, "queries": queries, "chunks": chunks}
+        case = DeltaCase.of({**rows, "kind": "gdn", "heads": (2, 2)})
+        states = replace(case.step.states, layer=layer)
+        delta_rule.linear_attention(case.layer, case.inputs, states, case.step.rows)
+        sizes = {"units": 2, "heads": 2, "groups": "one", "limits": (0.0, 1.0)}
+        case = MambaCase.of({**rows, **sizes})
+        states = replace(case.step.states, layer=layer)
+        mamba.mamba(case.projected, case.weights, case.sizes, states, case.step.rows)
+builds = Counter(key.split()[0] for key in recorder.compiled)
+assert builds.pop("_convolve_decode") == builds.pop("_convolve_chunks") == builds.pop("_keep") == 2, builds
+assert builds == {"_advance_heads": 2, "_scan_heads": 2, "_relate": 1, "_finish": 1}, builds
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=240)
+
+
 def test_nor_do_experts_for_any_number_of_tokens() -> None:
     rng = random.Random(0)
     counts = [rng.choice((1, 2, rng.randint(1, 40), rng.randint(1, 2000))) for _ in range(150)]

@@ -37,6 +37,8 @@ LARGEST_STATE = 16384
 """Most numbers of a head's state, with both sizes padded to powers of two."""
 STATE_COLUMNS = 16
 """Columns of a head's state of a program that computes segments: more would take too many registers."""
+CHANNEL_COLUMNS = 64
+"""Columns of a head's state of a program that decodes with a decay for each channel."""
 FINISHED_ROWS = 8
 """Rows of a head that are normed by a program."""
 UNIT_EPS = tl.constexpr(1e-6)
@@ -109,12 +111,12 @@ def _advance_heads(
     PER_PAGE: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
-    """The rows of one sequence, one value head."""
+    """The rows of one sequence, one value head or, if nothing is normed, some columns of its state."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     unit = head // SHARED
     keys = tl.arange(0, KEYS)
-    values = tl.arange(0, VALUES)
+    values = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     has_key = keys < KEY_DIM
     has_value = values < VALUE_DIM
     real = has_key[:, None] & has_value[None, :]
@@ -511,16 +513,26 @@ class _Call:
         layer, inputs, rows = self.layer, self.inputs, self.rows
         sequences, width = rows.decode_sources.shape
         keys, values = _padded(layer.key_dim), _padded(layer.value_dim)
-        _advance_heads[(sequences, layer.value_heads)](
+        # Decays of channels take registers, too: some columns at a time, and the norm behind them.
+        split, found, finishing = self._by_channel, out, self._finishing()
+        if split:
+            values, found = (
+                min(values, CHANNEL_COLUMNS),
+                self._memory(len(rows.decode_targets) * out.shape[1]),
+            )
+            finishing |= {"HAS_NORM": False, "HAS_GATE": False}
+        _advance_heads[(sequences, layer.value_heads, triton.cdiv(layer.value_dim, values))](
             self.mixed, *map(self._or_unused, (inputs.decay, inputs.beta, inputs.gate)),
             layer.a_log, self._or_unused(layer.dt_bias), self._or_unused(layer.norm),
-            self.states.pages, rows.decode_sources, rows.decode_targets, out,
+            self.states.pages, rows.decode_sources, rows.decode_targets, found,
             layer.lower_bound or 0.0, layer.query_scale, layer.eps,
             len(rows.decode_targets) // sequences, self.states.layer, width, self.states.pages.stride(0),
             self.mixed.stride(0), *map(_row_stride, (inputs.decay, inputs.beta, inputs.gate)),
-            **self._constants(), **self._decays(), **self._finishing(), **cell_sizes(self.states),
+            **self._constants(), **self._decays(), **finishing, **cell_sizes(self.states),
             KEYS=keys, VALUES=values, num_warps=max(1, keys * values // 1024), enable_fp_fusion=True,
         )  # fmt: skip
+        if split:
+            self._finish_rows(found, out, 0, len(rows.decode_targets))
 
     def _chunks(self, out: Tensor) -> None:
         layer, inputs, states = self.layer, self.inputs, self.states
@@ -551,8 +563,13 @@ class _Call:
             **constants, **cell_sizes(states), BY_CHANNEL=self._by_channel, KEYS=_padded(layer.key_dim),
             COLUMNS=columns, num_warps=8, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
-        _finish[(triton.cdiv(length, FINISHED_ROWS), heads)](
-            found, self._or_unused(inputs.gate), self._or_unused(layer.norm), out, layer.eps, first, length,
+        self._finish_rows(found, out, first, length)
+
+    def _finish_rows(self, found: Tensor, out: Tensor, first: int, count: int) -> None:
+        """The norm and the gate of ``count`` rows of ``out`` from ``first`` on."""
+        layer, inputs, heads = self.layer, self.inputs, self.layer.value_heads
+        _finish[(triton.cdiv(count, FINISHED_ROWS), heads)](
+            found, self._or_unused(inputs.gate), self._or_unused(layer.norm), out, layer.eps, first, count,
             _row_stride(inputs.gate),
             HEADS=heads, VALUE_DIM=layer.value_dim, VALUES=_padded(layer.value_dim), ROWS=FINISHED_ROWS,
             **self._finishing(), num_warps=4, enable_fp_fusion=True,
