@@ -49,7 +49,7 @@ class Side:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.process.args} ended with {self.process.wait()}")
+            raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait()}")
         found: dict[str, float | str] = json.loads(line)
         return found
 
