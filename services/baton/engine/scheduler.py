@@ -265,6 +265,7 @@ class Scheduler:
     def _free_unused(self, seq: Sequence) -> None:
         if not seq.steps_under_way:
             self.pool.free(seq.unbind_all())
+            self.states.ended(seq)
 
     def advance(self, seq: Sequence, num_new: int) -> None:
         """Records that ``num_new`` more tokens of ``seq`` are computed; the blocks they fill become

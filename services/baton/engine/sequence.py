@@ -116,6 +116,8 @@ class Sequence:
     """Whether these pages must not be written to: they are, or will be, found by other sequences."""
     next_state: array[int] = field(default_factory=lambda: array("q"), init=False)
     """Pages that the next step writes the state to, if it may not overwrite the present one."""
+    snapshot: int = field(default=0, init=False)
+    """Whole blocks in front of the last snapshot of its state that was kept; 0: none was."""
     draft_states: list[array[int]] = field(default_factory=list, init=False)
     """Pages of the states behind each draft that was just verified."""
     num_block_changes: int = field(default=0, init=False)

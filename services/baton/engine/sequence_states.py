@@ -139,9 +139,19 @@ class SequenceStates:
             if run.block and run.block <= seq.num_tokens // size:
                 seq.extend_hashes(size)
                 self._pool.commit_pages(tuple(run.target), key_of(seq.hashes[run.block - 1], self.group))
+                seq.snapshot = run.block
             if run.block and number != move.live:
                 self._pool.free(run.target)
         self._pool.free(move.released)
+
+    def ended(self, seq: Sequence) -> None:
+        """Counts the sequence's last snapshot as used just now, if it is still there: without it, its blocks
+        are of no use to others."""
+        if seq.snapshot:
+            pages = self._pool.pages_of(key_of(seq.hashes[seq.snapshot - 1], self.group))
+            if pages is not None:
+                self._pool.ref(pages)
+                self._pool.free(pages)
 
     def undo(self, move: StateMove) -> None:
         """The step failed: gives up what it was to write. The sequence's state is lost with it."""
