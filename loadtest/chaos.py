@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import signal
 import sys
 import tempfile
@@ -81,6 +82,7 @@ def main() -> int:
         help=f"demo, a directory, or a tiny model of tests.support.family_models; default: {LARGE_BLOCKS}",
     )
     parser.add_argument("--rounds", type=int, default=60, help="rounds of one fault each")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round later than that")
     parser.add_argument(
         "--faults", default=",".join(SHARES), help="the kinds of faults in these rounds; default: %(default)s"
     )
@@ -114,6 +116,7 @@ def main() -> int:
             restarts=options.restarts,
             cancels=options.cancels,
             clients=options.clients,
+            max_s=options.seconds,
             faults={name: SHARES[name] for name in faults},
         )
         report = run(logs / kind, catalogue, plan)

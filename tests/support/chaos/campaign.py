@@ -45,6 +45,8 @@ class Plan:
     clients: int = 12
     rounds_between_rests: int = 25
     max_wait_s: float = 0.8
+    max_s: float = math.inf
+    """Seconds after which no round is begun."""
     faults: Mapping[str, int] = field(default_factory=lambda: SHARES)
     """How often each kind is drawn."""
     pace: bool = True
@@ -122,6 +124,8 @@ class Campaign:
         began = time.monotonic()
         self._load.start()
         for number, kind in enumerate(self._kinds(), start=1):
+            if time.monotonic() - began > self._plan.max_s:
+                break
             self._findings.moment = f"round {number}"
             if self._plan.pace:
                 await self._faults.pace()
