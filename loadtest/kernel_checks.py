@@ -22,7 +22,8 @@ from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling.logits import LogitRules, PackedRules, Row, allowed_words
 from baton_kernels.activation import GELU_TANH, SILU, Activation
 from baton_kernels.causal_conv import ConvWeights
-from baton_kernels.mamba import GatedNorm, gated_squares
+from baton_kernels.mamba import gated_squares
+from baton_kernels.mamba_weights import GatedNorm
 from baton_kernels.norm import Norm
 from baton_kernels.reference import (
     reference_activated,

@@ -42,7 +42,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from baton_kernels.activation import GELU_TANH, SILU, Activation
 from baton_kernels.expert_tensors import ExpertTensors
-from baton_kernels.mamba import GatedNorm
+from baton_kernels.mamba_weights import GatedNorm
 from baton_kernels.norm import Norm
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.window import ChunkedWindow, Window

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from baton_kernels.causal_conv import ConvWeights
 from baton_kernels.kv_layout import KVGroup, StateKV
-from baton_kernels.mamba import GatedNorm, MambaWeights, gated_norm, mamba
+from baton_kernels.mamba import gated_norm, mamba
 from baton_kernels.mamba_sizes import MambaSizes
+from baton_kernels.mamba_weights import GatedNorm, MambaWeights
 from baton_kernels.paged import StateRows, StateSegment
 from baton_kernels.state_pages import LayerStates
 from loadtest.cpu_kernels import BEYOND_CACHES, timed

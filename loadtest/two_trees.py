@@ -27,7 +27,7 @@ ANSWER = "--answer"
 BEFORE, AFTER = "before", "after"
 Question = Mapping[str, int | str]
 Figures = Mapping[str, float]
-"""Seconds by name."""
+"""Names and their seconds."""
 Pairs = dict[str, list[tuple[float, float]]]
 """(before, after) of each round, by figure."""
 

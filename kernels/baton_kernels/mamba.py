@@ -11,49 +11,19 @@ a group keep its B and C each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton_kernels.causal_conv import ConvWeights, convolved
+from baton_kernels.causal_conv import convolved
 from baton_kernels.cpu import mamba as cpu_mamba
 from baton_kernels.mamba_sizes import MambaSizes
+from baton_kernels.mamba_weights import GatedNorm, MambaWeights
 from baton_kernels.paged import StateRows
 from baton_kernels.state_pages import LayerStates
 
 BLOCK = 64
 """Tokens that the chunked form takes together."""
-
-
-@dataclass(frozen=True, slots=True)
-class MambaWeights:
-    """The weights of a layer behind its projection, of one rank. All float32."""
-
-    conv: ConvWeights
-    """The taps of ``MambaSizes.units`` times ``unit_channels``: unit by unit, in the order of its cell."""
-    a_log: Tensor
-    """[heads of all units]."""
-    d: Tensor
-    dt_bias: Tensor
-    dt_limits: tuple[float, float]
-    """The least and the largest dt."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatedNorm:
-    """The norm of a layer's output, gated by SiLU: an RMS norm over each group of heads."""
-
-    weight: Tensor | None
-    """[numbers] float32; None: there is no norm, the gate alone."""
-    eps: float
-    groups: int
-    """Groups, or parts of groups, that are here."""
-    size: int
-    """Numbers of a whole group, on all ranks."""
-    gate_first: bool
-    """Whether the gate multiplies what is normed, not the norm's result."""
 
 
 def mamba(

@@ -127,7 +127,7 @@ class StateRows:
 
     @property
     def described(self) -> StateRows:
-        """These rows, with the segments as the kernels of all layers read them."""
+        """The rows with their segments described as the kernels of all layers read them."""
         return replace(self, tables=SegmentTables.of(self.segments)) if self.segments else self
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from baton_kernels.causal_conv import ConvWeights, short_conv
 from baton_kernels.delta_rule import linear_attention
-from baton_kernels.mamba import GatedNorm, gated_norm, mamba
+from baton_kernels.mamba import gated_norm, mamba
+from baton_kernels.mamba_weights import GatedNorm
 from baton_kernels.paged import StateRows
 from baton_kernels.reference import reference_gated_norm
 from tests.support.state_steps import DeltaCase, MambaCase, StateStep, conv_reference, shares

@@ -15,8 +15,8 @@ from baton_kernels.causal_conv import ConvWeights
 from baton_kernels.delta_layer import DeltaInputs, DeltaLayer
 from baton_kernels.delta_plain import by_unit, joined_cells, split_cells
 from baton_kernels.kv_layout import KVGroup, StateKV
-from baton_kernels.mamba import MambaWeights
 from baton_kernels.mamba_sizes import MambaSizes
+from baton_kernels.mamba_weights import MambaWeights
 from baton_kernels.paged import StateRows, StateSegment
 from baton_kernels.reference import reference_convolved, reference_scan
 from baton_kernels.reference_states import reference_linear_attention

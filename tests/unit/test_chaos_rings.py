@@ -16,7 +16,7 @@ ROUTER = 1
 
 
 @pytest.mark.parametrize(
-    ("name", "pages"), [("llama", 80), ("deepseek-v3", 80), ("falcon-h1", 248), ("gemma3", 94)]
+    ("name", "pages"), [("llama", 80), ("deepseek-v3", 80), ("falcon-h1", 83), ("gemma3", 94)]
 )
 def test_a_worker_has_room_for_one_or_two_sequences_of_any_model(
     name: str, pages: int, tmp_path: Path

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from baton.engine.rank_start import LoadedRank, layout_of, load_rank, part_of
 from baton.engine.runner import ModelRunner
 from baton.process.start_clock import StartClock
 from baton_kernels.cpu import library
+from baton_kernels.kv_layout import KVLayout
 from tests.support.tiny_models import ModelDir
 
 
@@ -89,7 +91,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
 
 def loaded(config: EngineConfig, monkeypatch: pytest.MonkeyPatch, rank: int = 0) -> LoadedRank:
     """What loading comes to without the weights."""
-    monkeypatch.setattr("baton.engine.rank_start.load_model", lambda *_: None)
+    monkeypatch.setattr("baton.engine.rank_start.load_model", lambda *_: MagicMock())
+    monkeypatch.setattr("baton.engine.rank_start.kv_layout", lambda *_: KVLayout.of_one(16))
     monkeypatch.setattr("baton.engine.rank_start.GroupCollectives", lambda *_: None)
     return load_rank(part_of(config, rank, layout_of(config, 1)), StartClock())
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from baton_kernels.causal_conv import ConvWeights, short_conv
 from baton_kernels.cpu import library
 from baton_kernels.kv_layout import KVGroup, StateKV
-from baton_kernels.mamba import GatedNorm, MambaWeights, gated_norm, gated_squares, mamba
+from baton_kernels.mamba import gated_norm, gated_squares, mamba
 from baton_kernels.mamba_sizes import MambaSizes
+from baton_kernels.mamba_weights import GatedNorm, MambaWeights
 from baton_kernels.paged import StateRows, StateSegment
 from baton_kernels.reference import reference_convolved, reference_gated_norm, reference_scan
 from baton_kernels.state_pages import LayerStates

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from baton_kernels.causal_conv import ConvWeights
-from baton_kernels.mamba import GatedNorm, gated_squares
+from baton_kernels.mamba import gated_squares
 from baton_kernels.mamba_sizes import MambaSizes
+from baton_kernels.mamba_weights import GatedNorm
 from baton_kernels.reference import reference_gated_norm
 from tests.support.covering import Choice, covering
 from tests.support.delta_cases import delta_layer, layer_inputs

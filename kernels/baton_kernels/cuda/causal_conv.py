@@ -35,7 +35,7 @@ ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class ConvChannels:
-    """Where the channels of units are. A row's parts begin at ``bases``."""
+    """The places of the channels of units. A row's parts begin at ``bases``."""
 
     units: int
     sizes: tuple[int, int, int]

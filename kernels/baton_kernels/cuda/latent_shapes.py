@@ -68,7 +68,7 @@ class LatentShape:
 
     @property
     def exact(self) -> bool:
-        """As in ``Shape``."""
+        """Whether products are exact: see ``Shape.exact``."""
         return self.dtype == torch.float32
 
     @property

@@ -22,7 +22,7 @@ from baton_kernels.paged import StateRows
 from baton_kernels.state_pages import LayerStates
 
 if TYPE_CHECKING:
-    from baton_kernels.mamba import GatedNorm, MambaWeights
+    from baton_kernels.mamba_weights import GatedNorm, MambaWeights
 
 BLOCK, SMALL_BLOCK = 32, 16
 """Tokens of a segment that are computed together, and those of exact products or large states."""

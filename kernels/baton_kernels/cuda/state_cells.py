@@ -1,4 +1,4 @@
-"""Where kernels find the states of layers in pages, and the rows of chunks.
+"""The way of kernels to the states of layers in pages, and to the rows of chunks.
 
 The segments of one chunk are a *chain*: each starts from the state that the one before leaves. A kernel sees
 a chain by its pages alone, as no other sequence's segment starts from them.

@@ -15,8 +15,9 @@ from baton.models.quantization.base import Index, Place, QuantizationScheme, Row
 from baton.parallel.collectives import Collectives, Parallel
 from baton.parallel.shard import Shard, split
 from baton_kernels.kv_layout import KVPlace
-from baton_kernels.mamba import GatedNorm, MambaWeights, gated_norm, gated_squares, mamba
+from baton_kernels.mamba import gated_norm, gated_squares, mamba
 from baton_kernels.mamba_sizes import MambaSizes
+from baton_kernels.mamba_weights import GatedNorm, MambaWeights
 from baton_kernels.state_pages import LayerStates
 
 
