@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from hypothesis import HealthCheck, settings
@@ -157,6 +159,9 @@ class MeddlingModel:
 
 
 class EngineMachine(RuleBasedStateMachine):
+    KINDS: ClassVar[Items[str | None]] = (None,)
+    """What the layers of the model keep, by the names of ``KEPT``; None: K and V of every token."""
+
     @initialize(
         num_blocks=st.integers(13, 15),
         max_num_seqs=st.integers(1, 5),
@@ -169,7 +174,7 @@ class EngineMachine(RuleBasedStateMachine):
         host_blocks=st.sampled_from([0, 1, 4, 40]),
         mode=st.sampled_from(MODES),
         seed=st.integers(0, 99),
-        kept=st.sampled_from([None, None, None, *KEPT]),
+        kind=PICK,
     )
     def start(
         self,
@@ -184,9 +189,10 @@ class EngineMachine(RuleBasedStateMachine):
         host_blocks: int,
         mode: tuple[Ahead, int],
         seed: int,
-        kept: str | None,
+        kind: int,
     ) -> None:
         ahead, num_drafts = mode
+        kept = self.KINDS[kind % len(self.KINDS)]
         self.kept = kept
         if kept is not None:  # as many tokens as in the other pools
             layout = layout_of(kept, BLOCK_SIZE)
@@ -347,8 +353,8 @@ class EngineMachine(RuleBasedStateMachine):
                     written[:, :, 0], written[:, :, 1] = seq.token_ids[position] + 1.0, position + 1.0
             return
         other = fake_engine(2000, BLOCK_SIZE, eos_token_ids=EOS, kept=self.kept, chunked_prefill=False)
-        twin = Sequence("twin", 1, seq.prompt_ids, seq.params, hold_after_prefill=True)
-        twin.params = replace(seq.params, beam_search=None, max_tokens=2)
+        params = ResolvedSampling(max_tokens=2, ignore_eos=True)
+        twin = Sequence("twin", 1, seq.prompt_ids, params, hold_after_prefill=True)
         other.add(twin)
         while twin.status is not SequenceStatus.HELD:
             other.step()
@@ -658,10 +664,20 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.stats().waiting_prefill_tokens == 0
 
 
+class GroupsMachine(EngineMachine):
+    KINDS = tuple(KEPT)
+
+
+EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "100"))
+OF_GROUPS = 3
+"""One history of models with groups for so many of others: these models take longer."""
+
 TestEngine = EngineMachine.TestCase
+TestGroups = GroupsMachine.TestCase
 TestEngine.settings = settings(
-    max_examples=int(os.environ.get("PROPERTY_EXAMPLES", "100")),
+    max_examples=EXAMPLES,
     stateful_step_count=int(os.environ.get("PROPERTY_STEPS", "50")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+TestGroups.settings = settings(TestEngine.settings, max_examples=max(1, EXAMPLES // OF_GROUPS))
