@@ -368,7 +368,7 @@ def build(wanted: Sequence[Launch]) -> bool:
         for number, of_each in enumerate(zip(*by_arch, strict=True)):
             name = launch.kernel if not number else f"{launch.kernel}: {of_each[0].kernel}"
             table.add_row(name, launch.size, launch.dtype, launch.features, *map(_cell, of_each))
-    Console(width=170).print(table)
+    Console(width=210).print(table)
     return fits
 
 

@@ -58,7 +58,7 @@ def test_they_build_and_do_not_spill() -> None:
         "latents, expanded",
         "latents, expanded: gather_latents",
         "latents, expanded: store_latents",
-        *of_layer("gdn", "advance_heads", "relate", "scan_heads", "finish"),
+        *of_layer("gdn", "advance_heads", "finish", "relate", "scan_heads"),
         *of_layer("kda", "advance_heads", "finish", "relate", "scan_heads"),
         *of_layer("Mamba-2", "advance_heads", "scan_heads"),
         "gated norm",

@@ -38,7 +38,9 @@ LARGEST_STATE = 16384
 STATE_COLUMNS = 16
 """Columns of a head's state of a program that computes segments: more would take too many registers."""
 CHANNEL_COLUMNS = 64
-"""Columns of a head's state of a program that decodes with a decay for each channel."""
+"""Columns of a head's state of a program that decodes a part of it."""
+WHOLE_STATE = 8192
+"""Most numbers of a head's state that one program decodes."""
 FINISHED_ROWS = 8
 """Rows of a head that are normed by a program."""
 UNIT_EPS = tl.constexpr(1e-6)
@@ -513,8 +515,8 @@ class _Call:
         layer, inputs, rows = self.layer, self.inputs, self.rows
         sequences, width = rows.decode_sources.shape
         keys, values = _padded(layer.key_dim), _padded(layer.value_dim)
-        # Decays of channels take registers, too: some columns at a time, and the norm behind them.
-        split, found, finishing = self._by_channel, out, self._finishing()
+        # Large states and decays of channels take registers: some columns at a time, the norm behind them.
+        split, found, finishing = self._by_channel or keys * values > WHOLE_STATE, out, self._finishing()
         if split:
             values, found = (
                 min(values, CHANNEL_COLUMNS),
