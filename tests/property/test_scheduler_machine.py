@@ -175,6 +175,7 @@ class EngineMachine(RuleBasedStateMachine):
         mode=st.sampled_from(MODES),
         seed=st.integers(0, 99),
         kind=PICK,
+        interval=st.sampled_from([1, 2, 100]),
     )
     def start(
         self,
@@ -190,6 +191,7 @@ class EngineMachine(RuleBasedStateMachine):
         mode: tuple[Ahead, int],
         seed: int,
         kind: int,
+        interval: int,
     ) -> None:
         ahead, num_drafts = mode
         kept = self.KINDS[kind % len(self.KINDS)]
@@ -221,6 +223,7 @@ class EngineMachine(RuleBasedStateMachine):
             ahead=ahead,
             kept=kept,
         )
+        self.engine.scheduler.states._interval = interval
         self.before: Callable[[], None] = lambda: None
         """Called when a step is scheduled, before it touches the pool."""
         runner = self.engine.runner

@@ -184,6 +184,8 @@ class Scheduler:
         self.longest_sequence = self.counts.most_tokens(pool.num_blocks, limits.max_model_len)
         """The tokens of the longest sequence that the pool holds."""
         self._pages_are = f"blocks of {pool.block_size}" if self._keeps_blocks else "pages"
+        self._lost_states: set[Sequence] = set()
+        """Sequences whose states a step that failed may have written to."""
         self._arrivals = 0
         self._waiting_tokens = 0
         self._copies: list[Copy] = []
@@ -264,8 +266,11 @@ class Scheduler:
 
     def _free_unused(self, seq: Sequence) -> None:
         if not seq.steps_under_way:
-            self.pool.free(seq.unbind_all())
-            self.states.ended(seq)
+            self._give_up_pages(seq)
+
+    def _give_up_pages(self, seq: Sequence) -> None:
+        self.pool.free(seq.unbind_all())
+        self.states.given_up(seq)
 
     def advance(self, seq: Sequence, num_new: int) -> None:
         """Records that ``num_new`` more tokens of ``seq`` are computed; the blocks they fill become
@@ -334,13 +339,16 @@ class Scheduler:
         for seq in ended:
             self._free_unused(seq)
         if batch.moves and not copied:
-            self._begin_anew(batch)
+            self._lost_states.update(move.sequence for move in batch.moves)
+        if self._lost_states:
+            self._begin_anew()
 
-    def _begin_anew(self, batch: ScheduledBatch) -> None:
-        """Sends sequences of a step that failed back to wait: it may have written to their states."""
-        for move in batch.moves:
-            seq = move.sequence
-            if seq.status is SequenceStatus.RUNNING and not seq.steps_under_way:
+    def _begin_anew(self) -> None:
+        """Sends sequences of steps that failed back to wait once no other step computes them: the steps may
+        have written to their states."""
+        for seq in [seq for seq in self._lost_states if not seq.steps_under_way]:
+            self._lost_states.remove(seq)
+            if seq.status is SequenceStatus.RUNNING:
                 self._remove(self.running, seq)
                 self._preempt(seq)
 
@@ -451,6 +459,8 @@ class Scheduler:
         for seq in self.running:
             # Seq.num_uncomputed, without the call: this is every sequence of every step.
             uncomputed = len(seq.token_ids) + seq.num_pending - seq.num_computed - seq.num_under_way
+            if seq in self._lost_states:
+                continue  # it begins anew when the step under way is over
             if uncomputed and not (seq.num_pending and self._waits(seq)):  # 0: it waits for its mates
                 (decodes if uncomputed == 1 else begun).append(seq)
         plan: dict[Sequence, int] = {}
@@ -590,6 +600,8 @@ class Scheduler:
                 self._add_blocks(seq, missing)
                 spare -= (len(seq.block_ids) - bound) * self._tables
                 want = min(want, len(seq.block_ids) * self.pool.block_size - seq.num_tokens)
+            if want > 0:
+                want = self.states.add_drafts(seq, want)
             if want > 0:
                 kept[seq] = tokens[:want]
                 plan[seq] += want
@@ -776,7 +788,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Sends a sequence, already taken off its queue, back to wait without blocks."""
         self._drop_copies(seq)
-        self.pool.free(seq.unbind_all())
+        self._give_up_pages(seq)
         seq.num_computed = seq.num_indexed = 0
         seq.preemptions += 1
         self.counters.preemptions += 1

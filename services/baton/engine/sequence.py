@@ -337,11 +337,6 @@ class Sequence:
             if group.partial:
                 self.partial[number] = group.first
 
-    def bind_block(self, pages: Ids[int]) -> None:
-        """Takes over one reference on each page of the next block, one for each table, or ``GONE``."""
-        for table, page in zip(self.tables, pages, strict=True):
-            table.append(page)
-
     def unbind(self, kept: int = 0) -> array[int]:
         """Returns the pages of all blocks but the first ``kept``, which are the sequence's no more."""
         if not self.more_tables and not self.gone:
@@ -363,6 +358,7 @@ class Sequence:
             pages.extend(states)
         self.state_pages, self.next_state = array("q"), array("q")
         self.draft_states.clear()
+        self.partial.clear()
         self.keeps_state = False
         return pages
 

@@ -94,7 +94,8 @@ class SequenceStates:
             released = source
         seq.state_pages = runs[last].target
         seq.keeps_state = bool(runs[last].block)
-        self._add_drafts(seq, num_drafts, runs)
+        assert len(seq.draft_states) == num_drafts
+        runs += (StateRun(1, pages) for pages in seq.draft_states)
         return StateMove(seq, source, tuple(runs), released, last)
 
     def _boundaries(self, seq: Sequence, start: int, end: int) -> Items[int]:
@@ -124,12 +125,15 @@ class SequenceStates:
         pages, seq.next_state = seq.next_state, array("q")
         return pages
 
-    def _add_drafts(self, seq: Sequence, num_drafts: int, runs: list[StateRun]) -> None:
-        for _ in range(num_drafts):
+    def add_drafts(self, seq: Sequence, most: int) -> int:
+        """Takes pages for the states behind drafts in the next step, ``most`` at most. Returns for how many
+        drafts there are some."""
+        while self.pages and len(seq.draft_states) < most:
             pages = self._pool.allocate(self.pages)
-            assert pages is not None  # drafts are only granted with room for their states
+            if pages is None:
+                return len(seq.draft_states)
             seq.draft_states.append(array("q", pages))
-            runs.append(StateRun(1, seq.draft_states[-1]))
+        return most
 
     def land(self, move: StateMove) -> None:
         """The step is over: enters its snapshots into the index, and gives up what it read last."""
@@ -144,9 +148,9 @@ class SequenceStates:
                 self._pool.free(run.target)
         self._pool.free(move.released)
 
-    def ended(self, seq: Sequence) -> None:
-        """Counts the sequence's last snapshot as used just now, if it is still there: without it, its blocks
-        are of no use to others."""
+    def given_up(self, seq: Sequence) -> None:
+        """Counts the last snapshot of a sequence that gave up its pages as used just now, if it is still
+        there: without it, the blocks in front of it are of no use."""
         if seq.snapshot:
             pages = self._pool.pages_of(key_of(seq.hashes[seq.snapshot - 1], self.group))
             if pages is not None:
