@@ -149,10 +149,10 @@ class KVLayout:
         return cls(tuple(groups), block_size, element_bytes, -(-page // unit) * unit)
 
     @classmethod
-    def of_one(cls, block_size: int, page_bytes: int = 1) -> KVLayout:
+    def of_one(cls, block_size: int) -> KVLayout:
         """A layout of one group that keeps something of every token, in one page for each block."""
         kv = TokenKV(1, 2, 1)
-        return cls((KVGroup(kv, (0,), range(1), 1),), block_size, 1, page_bytes)
+        return cls((KVGroup(kv, (0,), range(1), 1),), block_size, 1, 1)
 
     @property
     def is_plain(self) -> bool:

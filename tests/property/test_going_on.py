@@ -23,7 +23,7 @@ LONGEST = 256
 TURNS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(20, 80), st.integers(1, 9)), min_size=8, max_size=16
 )
-"""For each request: the chat that it goes on with, the tokens of its message and those of its answer."""
+"""Requests, each by the chat that it goes on with, the tokens of its message and those of its answer."""
 
 
 @pytest.mark.parametrize("kept", KEPT)

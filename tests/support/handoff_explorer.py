@@ -303,7 +303,7 @@ class Job:
     asked: bool = False
     running: bool = False
     tables: list[list[int | None]] = field(default_factory=list)
-    """Of each token group; None where a page was given back."""
+    """The table of each token group; None where a page was given back."""
     state: list[int] = field(default_factory=list)
     computed: int = 0
 

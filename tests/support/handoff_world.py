@@ -356,7 +356,7 @@ class _Sequence:
     running: bool = False
     held: bool = False
     tables: list[list[int | None]] = field(default_factory=list)
-    """Of each token group; None where a page was given back."""
+    """The table of each token group; None where a page was given back."""
     state: list[int] = field(default_factory=list)
     computed: int = 0
     published: int = 0

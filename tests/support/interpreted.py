@@ -113,7 +113,7 @@ _splat = InterpreterBuilder.create_splat
 
 
 def _of_one_type(self: object, type_: Any, given: Any) -> Any:
-    """Its own makes numbers of a comparison, of the type of what was compared, which no mask is."""
+    """Make masks of comparisons: triton's own makes numbers of the type of what was compared."""
     if given.data.dtype == np.bool_:
         given = TensorHandle(given.data, tl.int1)
     return _splat(self, type_, given)

@@ -21,7 +21,7 @@ class Laid:
     """The pages of one sequence."""
 
     tables: list[list[int]]
-    """By table of the token groups."""
+    """The pages of each table of the token groups."""
     state: list[int]
     length: int = 0
     freed: dict[int, int] = field(default_factory=dict)

@@ -26,7 +26,7 @@ class LatentCase:
     """(tokens cached before, length) of each chunk."""
     dtype: torch.dtype = torch.float32
     queries: int = 1
-    """As in ``Case``."""
+    """See ``Case``."""
 
     @property
     def scale(self) -> float:

@@ -192,7 +192,7 @@ class DeltaCase:
 
     @classmethod
     def of(cls, choice: Choice) -> DeltaCase:
-        """Of a choice of ``DELTAS``."""
+        """Make the case of a choice of ``DELTAS``."""
         heads: Any = choice["heads"]
         dims: Any = choice["dims"]
         taps: Any = choice["taps"]
@@ -268,7 +268,7 @@ class MambaCase:
 
     @classmethod
     def of(cls, choice: Choice) -> MambaCase:
-        """Of a choice of ``MAMBAS``."""
+        """Make the case of a choice of ``MAMBAS``."""
         units: Any = choice["units"]
         heads: Any = choice["heads"]
         dims: Any = choice["dims"]

@@ -108,7 +108,7 @@ class Pages:
     def __init__(self, block_size: int, cached: dict[int, list[range]] | None = None) -> None:
         self.layout = KVLayout(GROUPS, block_size, 2, 1 << 10)
         self.cached = cached or {}
-        """For each group, runs of blocks that the prefix cache has."""
+        """The runs of blocks of each group that the prefix cache has."""
         self.reserved: list[int] = []
         self.pinned: list[int] = []
         self.freed: list[int] = []

@@ -28,7 +28,7 @@ LARGE_BLOCKS = "large-blocks"
 SHAPE: Mapping[str, object] = MappingProxyType(
     {"num_hidden_layers": 2, "num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-5}
 )
-"""Of ``LARGE_BLOCKS``: small to compute, with large blocks to move: 128 KiB for 16 tokens."""
+"""The model of ``LARGE_BLOCKS``: small to compute, with large blocks to move: 128 KiB for 16 tokens."""
 LENGTHS = (1, 16, 17, 64, 130, 333, 600, 700)
 FAMILIES, MEMBERS, COMMON = 3, 2, 300
 """Prompts that begin alike: so many groups, of so many each, with so many tokens in common."""

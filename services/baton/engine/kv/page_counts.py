@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.engine.kv.arriving import first_seen
 from baton_kernels.kv_layout import KVGroup, KVLayout, TokenKV
 from baton_kernels.window import ChunkedWindow
 
@@ -25,13 +26,7 @@ class PageCounts:
     def first_seen(self, group: KVGroup, num_tokens: int) -> int:
         """The first block of a token group that a token behind ``num_tokens`` sees."""
         assert isinstance(group.kv, TokenKV)
-        match group.kv.window:
-            case None:
-                return 0
-            case ChunkedWindow(size=size):
-                return num_tokens // size * size // self.block_size
-            case window:
-                return max(0, num_tokens - window + 1) // self.block_size
+        return first_seen(group.kv.window, num_tokens) // self.block_size
 
     def of(self, num_tokens: int) -> int:
         """The pages that a sequence of ``num_tokens`` may hold at once while it is computed."""
