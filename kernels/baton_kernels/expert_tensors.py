@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from baton_kernels.activation_kind import Activation
+from baton_kernels.quantized import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,23 @@ class ExpertTensors:
     """[E, rows of ``gate_up``]."""
     down_bias: Tensor | None
     """[E, hidden]."""
+    activation: Activation
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the experts have gates."""
+        return self.gate_up.shape[1] == 2 * self.down.shape[2]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedExpertTensors:
+    """The quantized weights of E experts, or of a rank's ``inner`` rows of each; shapes as in
+    ``ExpertTensors``."""
+
+    gate_up: QuantizedWeight
+    down: QuantizedWeight
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
     activation: Activation
 
     @property

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
+
+from baton_kernels.quantized import QuantizedWeight
 
 LARGEST = 127
 _AT_ONCE = 1 << 24
 """Elements that are rounded at a time: their float32 copies are 64 MiB each."""
 
 
-class Int8Weight(NamedTuple):
-    """A weight [rows, inputs]: row r is about ``values[r] * scales[r]``."""
-
-    values: Tensor
-    """int8 [rows, inputs], -127 to 127."""
-    scales: Tensor
-    """float32 [rows]: a scale for each row."""
-
-
-def quantize(weight: Tensor) -> Int8Weight:
+def quantize(weight: Tensor) -> QuantizedWeight:
     """Rounds a weight symmetrically, each row by itself: its largest magnitude becomes 127, and each element
     is rounded to the nearest step (ties to even), so no element is off by more than half a scale. A row of
     zeros stays zeros."""
@@ -34,4 +25,4 @@ def quantize(weight: Tensor) -> Int8Weight:
         scale = torch.where(largest == 0, 1.0, largest / LARGEST)
         scales[start : start + at_once] = scale
         values[start : start + at_once] = (rows / scale[:, None]).round_().clamp_(-LARGEST, LARGEST)
-    return Int8Weight(values, scales)
+    return QuantizedWeight("int8", values, scales[:, None])

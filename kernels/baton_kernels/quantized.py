@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-CodeFormat = Literal["int8", "fp8", "int4", "fp4"]
-"""int8: whole numbers -128 to 127. fp8: e4m3 (OCP 8-bit floating point, 1.0). int4: whole numbers, kept as 0
-to 15; without zero points 8 stands for 0. fp4: e2m1 (OCP microscaling formats, 1.0)."""
+from baton_kernels.code_formats import HALF_BYTE_FORMATS, CodeFormat, Rounding
 
-Rounding = Literal["none", "fp8-row", "fp8-tensor", "fp8-group", "int8-row"]
-"""How activations are rounded before they are multiplied: not at all; to fp8 with a scale for each row, for
-the whole tensor (``QuantizedWeight.input_scale``), or for each group of inputs of a row; to int8 with a scale
-for each row."""
-
-HALF_BYTE_FORMATS: tuple[CodeFormat, ...] = ("int4", "fp4")
-"""The formats of which two codes are in a byte: the one of the even column in its low half."""
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of fp4 by the three low bits of their codes; the fourth bit is the sign."""
 
@@ -81,9 +71,9 @@ class QuantizedWeight:
         """What the codes stand for, without zero points and scales: float32 of ``shape``, in the order of the
         codes."""
         if self.format == "fp4":
-            return _fp4_values(_halves(self.codes))
+            return _fp4_values(halves(self.codes))
         if self.format == "int4":
-            return _halves(self.codes).float() - (8 if self.zeros is None else 0)
+            return halves(self.codes).float() - (8 if self.zeros is None else 0)
         return self.codes.float()
 
     def dequantized(self) -> Tensor:
@@ -103,14 +93,14 @@ class QuantizedWeight:
         return in_order
 
 
-def _halves(codes: Tensor) -> Tensor:
+def halves(codes: Tensor) -> Tensor:
     """[..., n] uint8 -> [..., 2 n] uint8: the low and the high half of each byte."""
     return torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
 
 
-def joined(halves: Tensor) -> Tensor:
+def joined(codes: Tensor) -> Tensor:
     """[..., 2 n] uint8, each of at most 15 -> [..., n] uint8: two codes in each byte."""
-    return halves[..., ::2] | halves[..., 1::2] << 4
+    return codes[..., ::2] | codes[..., 1::2] << 4
 
 
 def _fp4_values(codes: Tensor) -> Tensor:

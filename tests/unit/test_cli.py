@@ -53,7 +53,10 @@ def test_version() -> None:
         ),
         (["decode", "--port", "x"], "Invalid value for '--port'"),
         (["prefill", "--kv-cache-memory", "much"], "'much' is not a size; write it like 2GiB"),
-        (["both", "--quantization", "int4"], "--quantization: must be one of none, int8, not 'int4'"),
+        (
+            ["both", "--quantization", "int4"],
+            "--quantization: must be one of auto, none, int8, fp8, not 'int4'",
+        ),
         (["router"], "--worker: name at least one, as host:port"),
         (["router", "--worker", "here"], "--worker: 'here' is not an address; write it like 10.0.0.7:9000"),
         (["up", "--prefill", "0"], "--prefill: a ring needs a prefill and a decode worker"),

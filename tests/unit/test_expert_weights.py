@@ -128,9 +128,15 @@ def load(weights: ExpertsWeights, names: ExpertNames, tensors: Mapping[str, Tens
 
 
 def loaded(scheme: QuantizationScheme, names: ExpertNames, shape: ExpertsShape) -> ExpertsWeights:
-    weights = scheme.allocate_experts(shape)
+    weights = scheme.allocate_experts(shape, names)
     load(weights, names, Whole.drawn().checkpoint(names, shape.bias))
     return weights
+
+
+def matrix_of(weights: ExpertsWeights, name: str) -> Tensor:
+    """The matrices of all experts, or the codes that stand for them."""
+    matrices = weights.matrices
+    return matrices[name] if name in matrices else matrices[f"{name}_codes"]
 
 
 def routed(tokens: int = 6) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,7 +155,7 @@ def routed(tokens: int = 6) -> tuple[Tensor, Tensor, Tensor]:
 def test_places_have_the_names_and_shapes_of_the_checkpoint(
     form: str, bias: bool, scheme: QuantizationScheme
 ) -> None:
-    places = scheme.allocate_experts(shape_of(bias=bias)).places(FORMS[form])
+    places = scheme.allocate_experts(shape_of(bias=bias), FORMS[form]).places(FORMS[form])
     tensors = Whole.drawn().checkpoint(FORMS[form], bias)
     assert {name: place.shape for name, place in places.items()} == {
         name: tensor.shape for name, tensor in tensors.items()
@@ -162,17 +168,19 @@ def test_every_form_holds_the_same_experts(form: str, inner: range, scheme: Quan
     """All of their rows, or a rank's; the memory is filled with what no form has."""
     whole = Whole.drawn()
     here = slice(inner.start, inner.stop)
-    weights = scheme.allocate_experts(shape_of(inner, bias=True))
+    weights = scheme.allocate_experts(shape_of(inner, bias=True), FORMS[form])
     for parameter in weights.parameters.values():
         parameter.fill_(99)
     load(weights, FORMS[form], whole.checkpoint(FORMS[form], bias=True))
     unsplit = loaded(scheme, SEPARATE, shape_of(bias=True))
     if scheme is PLAIN:
-        assert torch.equal(weights.gate_up, torch.cat((whole.gate[:, here], whole.up[:, here]), 1))
-        assert torch.equal(weights.down, whole.down[:, :, here])
+        assert torch.equal(
+            matrix_of(weights, "gate_up"), torch.cat((whole.gate[:, here], whole.up[:, here]), 1)
+        )
+        assert torch.equal(matrix_of(weights, "down"), whole.down[:, :, here])
     rows = torch.arange(2 * INNER).view(2, INNER)[:, here].flatten()
-    assert torch.equal(weights.gate_up, unsplit.gate_up[:, rows])
-    assert torch.equal(weights.down, unsplit.down[:, :, here])
+    assert torch.equal(matrix_of(weights, "gate_up"), matrix_of(unsplit, "gate_up")[:, rows])
+    assert torch.equal(matrix_of(weights, "down"), matrix_of(unsplit, "down")[:, :, here])
     assert weights.gate_up_bias is not None
     assert weights.down_bias is not None
     assert torch.equal(weights.gate_up_bias, torch.cat((whole.gate_bias, whole.up_bias), 1)[:, rows])
@@ -213,7 +221,7 @@ def test_experts_that_nothing_packs_stay(scheme: QuantizationScheme, monkeypatch
 
 def test_int8_refuses_odd_sizes() -> None:
     with pytest.raises(ModelError, match="a projection of 11 inputs"):
-        scheme_of("int8").allocate_experts(shape_of(range(11)))
+        scheme_of("int8").allocate_experts(shape_of(range(11)), SEPARATE)
 
 
 CONFIG = {
@@ -314,7 +322,7 @@ class TestFiles:
     def test_experts_are_loaded(self, form: str, tmp_path: Path) -> None:
         model, whole = self.fill(tmp_path, FORMS[form], lambda tensors: None), Whole.drawn()
         assert model.mlp.weights is not None
-        assert torch.equal(model.mlp.weights.gate_up, torch.cat((whole.gate, whole.up), 1))
+        assert torch.equal(matrix_of(model.mlp.weights, "gate_up"), torch.cat((whole.gate, whole.up), 1))
 
     @pytest.mark.parametrize("form", FORMS)
     @pytest.mark.parametrize("kind", ["weight", "bias"])
@@ -372,16 +380,18 @@ def test_drawn_experts_do_not_depend_on_the_split(form: str, scheme: Quantizatio
             parameter.fill_(99)
         _draw_weights(model, shapes, 5)
     whole, *parts = (cast(ExpertsWeights, model.mlp.weights) for model in models)
-    halves = [torch.cat([part.gate_up.chunk(2, 1)[half] for part in parts], 1) for half in (0, 1)]
-    assert torch.equal(torch.cat(halves, 1), whole.gate_up)
-    assert torch.equal(torch.cat([part.down for part in parts], 2), whole.down)
-    assert len({float(row) for row in whole.gate_up.float().flatten(1).sum(1)}) == EXPERTS
+    halves = [
+        torch.cat([matrix_of(part, "gate_up").chunk(2, 1)[half] for part in parts], 1) for half in (0, 1)
+    ]
+    assert torch.equal(torch.cat(halves, 1), matrix_of(whole, "gate_up"))
+    assert torch.equal(torch.cat([matrix_of(part, "down") for part in parts], 2), matrix_of(whole, "down"))
+    assert len({float(row) for row in matrix_of(whole, "gate_up").float().flatten(1).sum(1)}) == EXPERTS
     for model in models:
         biases = [p for name, p in model.named_parameters() if name.endswith(("bias", "correction"))]
         assert len(biases) >= 2
         assert not any(bias.any() for bias in biases)
     if scheme is PLAIN:
-        for weight, inputs in ((whole.gate_up, HIDDEN), (whole.down, INNER)):
+        for weight, inputs in ((matrix_of(whole, "gate_up"), HIDDEN), (matrix_of(whole, "down"), INNER)):
             assert 0.9 < float(weight.std()) * inputs**0.5 < 1.1
 
 

@@ -20,7 +20,7 @@ LAYERS = (
     {"net", "text", "hub"},
     {"telemetry", "parallel", "greeting", "request", "tools", "models.quantization"},
     {"grammar", "models", "transport", "engine.kv", "bench.workload"},
-    {"transport.ranks", "engine.sampling", "speculation", "bench", "models.families"},
+    {"transport.ranks", "engine.sampling", "speculation", "bench", "models.families", "models.methods"},
     {"handoff", "engine", "nodes", "bench.sweep"},
     {"roles", "rank", "bench.offline"},
     {"worker"},

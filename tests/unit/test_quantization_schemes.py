@@ -12,6 +12,7 @@ from torch import Tensor
 from baton.models.layers import GatedLinear, Linear
 from baton.models.quantization.base import QuantizationScheme
 from baton.models.quantization.registry import SCHEMES, Quantization
+from baton.models.quantization.rounded import RoundedPlace
 from baton_kernels.cpu.linear import PackedWeight
 
 INPUTS = 48
@@ -48,7 +49,7 @@ def load(layer: Linear, tensors: dict[str, dict[str, Tensor]]) -> None:
 
 
 def test_each_name_has_its_scheme() -> None:
-    assert tuple(SCHEMES) == get_args(Quantization)
+    assert ("auto", *SCHEMES) == get_args(Quantization)
     assert [scheme_of(name).name for name in SCHEMES] == list(SCHEMES)
 
 
@@ -57,11 +58,12 @@ def test_places_fill_every_weight_once(scheme: QuantizationScheme) -> None:
     assert layer.weights is not None
     places = [place for part in layer.weights.places().values() for place in part.values()]
     for parameter in layer.parameters():
-        parameter.zero_()
+        parameter.copy_(torch.zeros_like(parameter))
     for place in places:
-        place.tensor.add_(1)
+        for filled in (place.tensor, *([place.scales] if isinstance(place, RoundedPlace) else [])):
+            filled.copy_(filled.float() + 1)
     assert list(layer.weights.places()) == list(ROWS)
-    assert all((parameter == 1).all() for parameter in layer.parameters())
+    assert all((parameter.float() == 1).all() for parameter in layer.parameters())
 
 
 @pytest.mark.parametrize("gated", [False, True])

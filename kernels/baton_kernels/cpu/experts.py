@@ -10,7 +10,7 @@ from torch import Tensor
 from baton_kernels.activation_kind import Activation
 from baton_kernels.cpu.library import KINDS, Native, pointer
 from baton_kernels.cpu.linear import PANEL, NativeActivation, in_panels, kernels_for
-from baton_kernels.int8 import Int8Weight
+from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.routing_rule import SCORES, Routing
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64
@@ -91,22 +91,24 @@ class _PackedProjections:
     def __init__(
         self,
         kernels: Native,
-        weight: Tensor | Int8Weight,
+        weight: Tensor | QuantizedWeight,
         bias: Tensor | None,
         dtype: torch.dtype,
         gated: bool,
     ) -> None:
-        source = (weight.values if isinstance(weight, Int8Weight) else weight).contiguous()
+        source = (weight.codes if isinstance(weight, QuantizedWeight) else weight).contiguous()
         experts, rows, inputs = source.shape
         panels = -(-rows // PANEL) if not gated else -(-rows // 2 // (PANEL // 2))
         self.packed = torch.empty((experts, panels * PANEL * inputs), dtype=source.dtype)
         kernels.advise(self.packed.data_ptr(), self.packed.nbytes)
-        pack = kernels.pack_int8 if isinstance(weight, Int8Weight) else kernels.pack
+        pack = kernels.pack_int8 if isinstance(weight, QuantizedWeight) else kernels.pack
         kind, threads = KINDS[dtype], torch.get_num_threads()
         for expert, packed in zip(source, self.packed, strict=True):
             pack(kind, expert.data_ptr(), rows, inputs, gated, packed.data_ptr(), threads)
         self.scales = (
-            _each_in_panels(weight.scales, panels, gated) if isinstance(weight, Int8Weight) else None
+            _each_in_panels(weight.scales[..., 0], panels, gated)
+            if isinstance(weight, QuantizedWeight)
+            else None
         )
         self.bias = None if bias is None else _each_in_panels(bias.float(), panels, gated)
 
@@ -129,8 +131,8 @@ class PackedExperts:
     def __init__(
         self,
         kernels: Native,
-        gate_up: Tensor | Int8Weight,
-        down: Tensor | Int8Weight,
+        gate_up: Tensor | QuantizedWeight,
+        down: Tensor | QuantizedWeight,
         gate_up_bias: Tensor | None,
         down_bias: Tensor | None,
         activation: Activation,
@@ -155,8 +157,8 @@ class PackedExperts:
     @classmethod
     def of(
         cls,
-        gate_up: Tensor | Int8Weight,
-        down: Tensor | Int8Weight,
+        gate_up: Tensor | QuantizedWeight,
+        down: Tensor | QuantizedWeight,
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         *,
@@ -171,6 +173,11 @@ class PackedExperts:
         values = _values(down)
         dtype = dtype or values.dtype
         fits = values.shape[1] % 2 == 0 and values.shape[2] % 2 == 0
+        for weight in (gate_up, down):
+            if isinstance(weight, QuantizedWeight) and (
+                weight.format != "int8" or weight.scales.shape[-1] != 1
+            ):
+                return None
         kernels = kernels_for(values.device, dtype) if fits else None
         if kernels is None:
             return None
@@ -206,5 +213,5 @@ class PackedExperts:
         return out
 
 
-def _values(weight: Tensor | Int8Weight) -> Tensor:
-    return weight.values if isinstance(weight, Int8Weight) else weight
+def _values(weight: Tensor | QuantizedWeight) -> Tensor:
+    return weight.codes if isinstance(weight, QuantizedWeight) else weight

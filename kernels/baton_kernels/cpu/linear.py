@@ -10,7 +10,7 @@ from torch import Tensor
 from baton_kernels.activation_kind import GATED, UNGATED, Activation
 from baton_kernels.activation_kind import KINDS as ACTIVATIONS
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
-from baton_kernels.int8 import Int8Weight
+from baton_kernels.quantized import QuantizedWeight
 
 PANEL = 64
 
@@ -39,7 +39,7 @@ class PackedWeight:
     def __init__(
         self,
         kernels: Native,
-        weight: Tensor | Int8Weight,
+        weight: Tensor | QuantizedWeight,
         dtype: torch.dtype,
         bias: Tensor | None,
         gated: bool,
@@ -49,14 +49,14 @@ class PackedWeight:
         self.gated = gated
         self.activation = NativeActivation.of(activation)
         self.dtype = dtype
-        source = weight.values if isinstance(weight, Int8Weight) else weight
+        source = weight.codes if isinstance(weight, QuantizedWeight) else weight
         rows, self.inputs = source.shape
         self.outputs = rows // 2 if gated else rows
         width = PANEL // 2 if gated else PANEL
         panels = -(-self.outputs // width)
         self.packed = torch.empty(panels * PANEL * self.inputs, dtype=source.dtype)
         kernels.advise(self.packed.data_ptr(), self.packed.nbytes)
-        pack = kernels.pack_int8 if isinstance(weight, Int8Weight) else kernels.pack
+        pack = kernels.pack_int8 if isinstance(weight, QuantizedWeight) else kernels.pack
         pack(
             KINDS[dtype],
             source.contiguous().data_ptr(),
@@ -66,14 +66,14 @@ class PackedWeight:
             self.packed.data_ptr(),
             torch.get_num_threads(),
         )
-        scales = weight.scales if isinstance(weight, Int8Weight) else None
-        self.scales = None if scales is None else in_panels(scales, panels, gated)
+        scales = weight.scales if isinstance(weight, QuantizedWeight) else None
+        self.scales = None if scales is None else in_panels(scales[:, 0], panels, gated)
         self.bias = None if bias is None else in_panels(bias.float(), panels, gated)
 
     @classmethod
     def of(
         cls,
-        weight: Tensor | Int8Weight,
+        weight: Tensor | QuantizedWeight,
         bias: Tensor | None = None,
         *,
         gated: bool = False,
@@ -87,9 +87,11 @@ class PackedWeight:
         ValueError for an ``activation`` that does not go with ``gated``."""
         if activation is None if gated else activation is not None and activation.kind in GATED:
             raise ValueError(f"activation is {activation}; allowed with gated={gated}: " + _allowed(gated))
-        values = weight.values if isinstance(weight, Int8Weight) else weight
+        values = weight.codes if isinstance(weight, QuantizedWeight) else weight
         dtype = dtype or values.dtype
         fits = values.shape[1] % 2 == 0
+        if isinstance(weight, QuantizedWeight) and (weight.format != "int8" or weight.scales.shape[-1] != 1):
+            return None
         kernels = kernels_for(values.device, dtype) if fits else None
         return None if kernels is None else cls(kernels, weight, dtype, bias, gated, activation)
 

@@ -46,11 +46,12 @@ class EngineOptions:
     quantization: Annotated[
         Quantization,
         Option(
-            "none, or int8: the weights of matmuls in half the memory, so that answers come faster and a "
-            "little different. On a CPU with its kernels; the same on all workers of a ring.",
+            "auto: weights as the checkpoint has them. int8 and fp8 keep a plain checkpoint's weights of "
+            "matmuls in half the memory, so that answers come faster and a little different; none refuses "
+            "a quantized checkpoint. The same on all workers of a ring.",
             MODEL,
         ),
-    ] = "none"
+    ] = "auto"
     device: Annotated[
         str,
         Option(

@@ -57,7 +57,7 @@ class Attention(Mixer):
         # One rank adds the bias: the outputs are summed.
         o_bias = config.o_bias and shard.tp_rank == 0
         query = _of_heads(shard.heads, config.head_dim)
-        self.o_proj = Linear(query, config.hidden_size, dtype, bias=o_bias, scheme=scheme)
+        self.o_proj = Linear(query, config.hidden_size, dtype, bias=o_bias, scheme=scheme.within("o_proj"))
         self.sinks = empty_parameter(self.heads, dtype=torch.float32) if config.sinks else None
         self.source: tuple[Index, ...] = (index_of(shard.heads),)
         """The part of the checkpoint's sinks that is here."""

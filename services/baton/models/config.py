@@ -16,6 +16,8 @@ from typing import Literal, get_args
 from baton.models.json_fields import Fields, read_object
 from baton.models.mixer_config import ConvConfig, DeltaConfig, LatentConfig, MambaConfig, MixerKind
 from baton.models.quantization.experts_format import SEPARATE, ExpertNames
+from baton.models.quantization.registry import METHODS
+from baton.models.quantization.weight_spec import QuantizedCheckpoint
 from baton.models.registry import FAMILIES, UNSERVED
 from baton.parallel.shard import StateSplit
 from baton.process.options import ModelError
@@ -36,7 +38,6 @@ NormPlaces = Literal["before", "after", "around", "beside"]
 """The places of norms. before: in front of attention and MLP (Llama). after: behind each, on its way to the
 residual stream (OLMo 2). around: in front and behind (Gemma 2). beside: one norm in front of both, which read
 the same and are added together (Cohere 2)."""
-_UNQUANTIZED = "nothing (quantized weights are not supported)"
 DTYPES: tuple[DType, ...] = get_args(DType)
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 
@@ -208,6 +209,8 @@ class ModelConfig:
     """The factor of what MLPs add."""
     ignored: tuple[str, ...] = ()
     """Parts of the names of tensors that are of no use here (an image encoder's, a draft layer's)."""
+    quantization: QuantizedCheckpoint | None = None
+    """The quantized weights of the checkpoint; None: all are plain."""
 
     @property
     def rope(self) -> RopeConfig:
@@ -331,8 +334,6 @@ class ModelConfig:
         architecture = _architecture(fields)
         family = FAMILIES[architecture]
         text = fields.object("text_config") if family.text_config else fields
-        if text.has("quantization_config"):
-            raise text.error("quantization_config", _UNQUANTIZED)
         described: ModelConfig = resolve_name(family.read)(text)
         holder = fields if fields.has("bos_token_id") else text
         return replace(
@@ -343,6 +344,7 @@ class ModelConfig:
             bos_token_id=holder.integer("bos_token_id", minimum=0) if holder.has("bos_token_id") else None,
             dtype=_dtype(text, fields),
             ignored=(*described.ignored, *family.ignored),
+            quantization=_quantization(fields, text),
         )
 
 
@@ -354,9 +356,20 @@ def _architecture(fields: Fields) -> str:
         if fields.has("auto_map"):
             raise fields.error("auto_map", "nothing (Baton runs no code that comes with a model)")
         raise fields.error("architectures", "one of " + ", ".join(FAMILIES))
-    if fields.has("quantization_config"):
-        raise fields.error("quantization_config", _UNQUANTIZED)
     return str(names[0])
+
+
+def _quantization(*holders: Fields) -> QuantizedCheckpoint | None:
+    """What the first object that names it says of quantized weights; None: they are plain."""
+    for holder in holders:
+        if holder.has("quantization_config"):
+            fields = holder.object("quantization_config")
+            method = fields.text("quant_method")
+            if method not in METHODS:
+                raise fields.error("quant_method", "one of " + ", ".join(METHODS))
+            described: QuantizedCheckpoint = resolve_name(METHODS[method])(fields)
+            return described
+    return None
 
 
 def _eos(*holders: Fields) -> tuple[int, ...]:

@@ -62,14 +62,16 @@ class DecoderLayer(nn.Module):
         self.factors = tuple(factors.get(kind, 1.0) for kind in kinds)
         """What multiplies the output of each mixer."""
         for kind in kinds:
-            mixer = new_mixer(kind, config, layer, dtype, parallel, scheme, rotation)
+            named = scheme.within(MIXER_NAMES[kind])
+            mixer = new_mixer(kind, config, layer, dtype, parallel, named, rotation)
             self.add_module(MIXER_NAMES[kind], mixer)
             self.mixers.append(mixer)
         self.post_self_attn_layernorm = stream_norm(config, dtype) if behind and kinds else None
         between = before and not self.is_parallel and has_mlp
         self.post_attention_layernorm = stream_norm(config, dtype) if between else None
         experts = config.has_experts(layer)
-        self.mlp = (Experts if experts else MLP)(config, dtype, parallel, scheme) if has_mlp else None
+        make_mlp = Experts if experts else MLP
+        self.mlp = make_mlp(config, dtype, parallel, scheme.within("mlp")) if has_mlp else None
         self.mlp_factor = config.mlp_factor
         self.post_mlp_layernorm = stream_norm(config, dtype) if behind and has_mlp else None
 
@@ -219,11 +221,13 @@ class Decoder(CausalLM):
         self.layers = nn.ModuleDict()
         for layer in shard.layers:
             rotation = kinds.index(config.ropes[layer])
-            self.layers[str(layer)] = DecoderLayer(config, layer, rotation, dtype, parallel, scheme)
+            named = scheme.within(f"model.layers.{layer}")
+            self.layers[str(layer)] = DecoderLayer(config, layer, rotation, dtype, parallel, named)
         self.norm = stream_norm(config, dtype) if shard.is_last_stage else None
         with_head = shard.is_last_stage and not tied
         bias = config.head_bias
-        self.lm_head = Linear(size, shard.vocab, dtype, bias=bias, scheme=scheme) if with_head else None
+        named = scheme.within("lm_head")
+        self.lm_head = Linear(size, shard.vocab, dtype, bias=bias, scheme=named) if with_head else None
         self._head: Multiplier | None = None
         """The output head, once it is packed; on the last stage alone."""
         self.stack: LayerStack | None = None
@@ -368,7 +372,7 @@ class Decoder(CausalLM):
 
     def pack(self) -> None:
         for module in self.modules():
-            if isinstance(module, Linear | Experts):
+            if isinstance(module, Linear | Experts | Mixer):
                 module.pack()
         if (mixture := next((m for m in self.modules() if isinstance(m, Experts)), None)) is not None:
             mixture.warm_up()
@@ -409,14 +413,15 @@ class Decoder(CausalLM):
                 continue
             for kind, parameter in module.named_parameters(recurse=False):
                 places[f"{name}.{kind}"] = Place(parameter, source)
-        return {self._named(name): place for name, place in places.items()}
+        return {checkpoint_name(self.config, name): place for name, place in places.items()}
 
-    def _named(self, name: str) -> str:
-        """The checkpoint's name of a tensor."""
-        for ours, theirs in self.config.names:
-            if ours in name:
-                return name.replace(ours, theirs)
-        return name
+
+def checkpoint_name(config: ModelConfig, name: str) -> str:
+    """The checkpoint's name of a tensor."""
+    for ours, theirs in config.names:
+        if ours in name:
+            return name.replace(ours, theirs)
+    return name
 
 
 def _places(name: str, module: Linear) -> dict[str, Place]:

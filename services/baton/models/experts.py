@@ -48,7 +48,7 @@ class Experts(nn.Module):
             down_bias=rule.bias and shard.tp_rank == 0,
             gated=rule.gated,
         )
-        self.weights: ExpertsWeights | None = scheme.allocate_experts(shape)
+        self.weights: ExpertsWeights | None = scheme.allocate_experts(shape, rule.names)
         """The experts' weights until they are packed; None once they are no longer needed."""
         self.experts: ExpertsMultiplier = self.weights
         for name, parameter in self.weights.parameters.items():
@@ -58,12 +58,18 @@ class Experts(nn.Module):
         self.latent_in = self.latent_out = None
         if rule.latent:
             bias = config.mlp_bias
-            self.latent_in = Linear(hidden, rule.latent, dtype, bias=bias, scheme=scheme)
+            self.latent_in = Linear(
+                hidden, rule.latent, dtype, bias=bias, scheme=scheme.within(rule.latent_in)
+            )
             # Every rank has all of it, and adds up what the experts' rows here yield; one adds the bias.
             bias = bias and shard.tp_rank == 0
-            self.latent_out = Linear(rule.latent, hidden, dtype, bias=bias, scheme=scheme)
+            self.latent_out = Linear(
+                rule.latent, hidden, dtype, bias=bias, scheme=scheme.within(rule.latent_out)
+            )
         if rule.shared:
-            self.add_module(rule.shared, MLP(config, dtype, parallel, scheme, rule.shared_inner))
+            self.add_module(
+                rule.shared, MLP(config, dtype, parallel, scheme.within(rule.shared), rule.shared_inner)
+            )
 
     @property
     def placed(self) -> tuple[Linear, ...]:

@@ -12,7 +12,7 @@ from baton.models.config import ModelConfig
 from baton.models.layers import Linear, RMSNorm
 from baton.models.mixer import Mixer
 from baton.models.model_step import Narrow, Step, latent_plan
-from baton.models.quantization.base import Place, QuantizationScheme, empty_parameter
+from baton.models.quantization.base import LinearShape, LinearWeights, Place, QuantizationScheme
 from baton.models.rope import head_order
 from baton.parallel.collectives import Collectives, Parallel
 from baton_kernels.cpu.latent import WIDTH, CpuLatentPlan
@@ -57,6 +57,7 @@ class LatentAttention(Mixer):
         self.place = KVPlace(0, layer - shard.layers.start)
         self.heads = len(shard.heads)
         self.scale = config.scale
+        self._dtype = dtype
         self.rotation = rotation
         order = _rope_order(config, layer)
         queries = tuple(
@@ -68,25 +69,41 @@ class LatentAttention(Mixer):
         down = {"kv_a_proj_with_mqa": latent}
         self.q_a_layernorm = None
         if sizes.q_rank is None:
-            self.q_proj = Linear(hidden, queries, dtype, scheme=scheme)
+            self.q_proj = Linear(hidden, queries, dtype, scheme=scheme.within("q_proj"))
         else:
             down = {"q_a_proj": tuple(range(sizes.q_rank)), **down}
             self.q_a_layernorm = RMSNorm(sizes.q_rank, sizes.eps, dtype)
-            self.q_b_proj = Linear(sizes.q_rank, queries, dtype, scheme=scheme)
+            self.q_b_proj = Linear(sizes.q_rank, queries, dtype, scheme=scheme.within("q_b_proj"))
         self.down_proj = Linear(hidden, down, dtype, bias=config.qkv_bias, scheme=scheme)
         """The projection to the latents of queries (unless they have none) and of keys and values."""
         self.kv_a_layernorm = RMSNorm(sizes.kv_rank, sizes.eps, dtype)
         each = sizes.nope_dim + sizes.value_dim
-        self.up = empty_parameter(self.heads * each, sizes.kv_rank, dtype=dtype)
-        """What makes each head's key and value of a latent; never quantized, as both ways read it."""
-        self._rows = slice(shard.heads.start * each, shard.heads.stop * each)
+        rows = range(shard.heads.start * each, shard.heads.stop * each)
+        up = LinearShape(range(sizes.kv_rank), {"kv_b_proj": rows}, dtype)
+        self._up_weights: LinearWeights | None = scheme.as_stored().allocate(up)
+        for name, parameter in self._up_weights.parameters.items():
+            self.register_parameter(f"up_{name}", parameter)
+        self.up: Tensor | None = None
+        """What makes each head's key and value of a latent, once it is packed: plain, as both ways read
+        it."""
         values = range(shard.heads.start * sizes.value_dim, shard.heads.stop * sizes.value_dim)
         o_bias = config.o_bias and shard.tp_rank == 0  # one rank adds the bias: the outputs are summed
-        self.o_proj = Linear(values, hidden, dtype, bias=o_bias, scheme=scheme)
+        self.o_proj = Linear(values, hidden, dtype, bias=o_bias, scheme=scheme.within("o_proj"))
 
     def places(self) -> dict[str, Place]:
         """The place of the projection that is not a module's, by its name in the checkpoint."""
-        return {"kv_b_proj.weight": Place(self.up, (self._rows, slice(None)))}
+        if self._up_weights is None:
+            return {}
+        return {f"kv_b_proj.{kind}": place for kind, place in self._up_weights.places()["kv_b_proj"].items()}
+
+    def pack(self) -> None:
+        assert self._up_weights is not None, "packed once"
+        up, kept = self._up_weights.plain(), self._up_weights.parameters
+        if all(up is not parameter for parameter in kept.values()):
+            for name in kept:
+                self.register_parameter(f"up_{name}", None)
+            self._up_weights = None
+        self.up = up
 
     def store(self, x: Tensor, step: Step) -> Tensor:
         """Puts the latents into the pool; returns what queries are made of, [T, q_rank], or x itself."""
@@ -113,7 +130,7 @@ class LatentAttention(Mixer):
         they do not take them."""
         queries = (self.q_proj if self.q_a_layernorm is None else self.q_b_proj).packed
         sizes = self.sizes
-        if queries is None or sizes.kv_rank % WIDTH or not CpuLatentPlan.takes(self.up.dtype, sizes.width):
+        if queries is None or sizes.kv_rank % WIDTH or not CpuLatentPlan.takes(self._dtype, sizes.width):
             return None
         up = self._up_of_heads
         return LatentWeights(queries, self._norms, up, sizes.nope_dim, sizes.rope_dim, sizes.value_dim)
@@ -173,6 +190,7 @@ class LatentAttention(Mixer):
     @property
     def _up_of_heads(self) -> Tensor:
         """What makes keys and values of a latent, [heads, nope_dim + value_dim, kv_rank]."""
+        assert self.up is not None, "not packed"
         return self.up.view(self.heads, -1, self.sizes.kv_rank)
 
 

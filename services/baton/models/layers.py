@@ -220,7 +220,7 @@ class MLP(nn.Module):
             else Linear(hidden, {"up_proj": inner}, dtype, bias=bias, scheme=scheme, activation=activation)
         )
         down_bias = bias and shard.tp_rank == 0
-        self.down_proj = Linear(inner, hidden, dtype, bias=down_bias, scheme=scheme)
+        self.down_proj = Linear(inner, hidden, dtype, bias=down_bias, scheme=scheme.within("down_proj"))
 
     @property
     def packed(self) -> tuple[PackedWeight, PackedWeight] | None:

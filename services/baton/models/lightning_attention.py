@@ -58,7 +58,7 @@ class LightningAttention(Mixer):
         qkv = (*ordered, *(size + row for row in ordered), *(2 * size + row for row in own))
         parts: dict[str, Rows] = {"query_key_value": qkv, "g_proj": own}
         self.in_proj = Linear(config.hidden_size, parts, dtype, scheme=scheme)
-        self.dense = Linear(own, config.hidden_size, dtype, scheme=scheme)
+        self.dense = Linear(own, config.hidden_size, dtype, scheme=scheme.within("dense"))
         self.query_layernorm = self.key_layernorm = None
         if config.head_norm is not None:
             self.query_layernorm = RMSNorm(dim, config.norm_eps, dtype, rows=tuple(order))

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from baton.models.base import CausalLM
 from baton.models.config import DTYPES, LoadFormat, ModelConfig
-from baton.models.decoder import Decoder
+from baton.models.decoder import Decoder, checkpoint_name
 from baton.models.quantization.base import Place, QuantizationScheme
+from baton.models.quantization.checkpoint import CheckpointScheme
 from baton.models.quantization.registry import SCHEMES, Quantization
 from baton.parallel.collectives import Parallel
 from baton.parallel.shard import Shard
@@ -52,15 +53,15 @@ def load_model(
     progress: Progress | None = None,
     parallel: Parallel | None = None,
     clock: StartClock | None = None,
-    quantization: Quantization = "none",
+    quantization: Quantization = "auto",
 ) -> CausalLM:
     """The model in the directory ``path``, ready to run on ``device``; the part that ``parallel`` names, or
     all of it.
 
     ``dtype``: "auto" (as saved), "float32", "bfloat16" or "float16". ``load_format`` "dummy" reads only the
     config and draws the weights from ``seed``: the same weights for the same kind of device and dtype,
-    however the model is split. ``quantization``: the scheme that keeps the weights of matmuls; with it, too,
-    they are the same however the model is split.
+    however the model is split. ``quantization``: the scheme that keeps the weights of matmuls, auto: as the
+    checkpoint has them; with any, they are the same however the model is split.
 
     Raises ModelError for anything about the directory that keeps the model from being served.
     """
@@ -69,12 +70,12 @@ def load_model(
         config = ModelConfig.from_dir(path)
     if load_format not in get_args(LoadFormat):
         raise ModelError(f"load format is {load_format!r}; allowed: {', '.join(get_args(LoadFormat))}")
-    scheme: QuantizationScheme = resolve_name(SCHEMES[quantization])
-    scheme.check(torch.device(device), torch_dtype(dtype, config))
     weights = weight_files(path) if load_format == "auto" else []
     if config.tie_word_embeddings and _have_own_head(weights):
         config = replace(config, tie_word_embeddings=False)
     config = _with_names_of(weights, config)
+    scheme = scheme_of(config, quantization)
+    scheme.check(torch.device(device), torch_dtype(dtype, config))
     alone = Parallel.alone(config)
     with clock.phase("weights"):
         with torch.device(device):
@@ -100,6 +101,25 @@ def load_model(
     with clock.phase("pack"):
         model.pack()
     return model.eval()
+
+
+def scheme_of(config: ModelConfig, name: Quantization) -> QuantizationScheme:
+    """The scheme that ``name`` stands for. ModelError if the checkpoint is quantized in another one."""
+    if config.quantization is None:
+        plain: QuantizationScheme = resolve_name(SCHEMES["none" if name == "auto" else name])
+        return plain
+    if name != "auto":
+        raise ModelError(
+            f"quantization (--quantization) is {name}; allowed for a checkpoint that is quantized "
+            f"({config.quantization.method}): auto"
+        )
+
+    def names_of(module: str) -> tuple[str, ...]:
+        named = checkpoint_name(config, f"{module}.weight").removesuffix(".weight")
+        wrapped = (around + named.removeprefix(plain) for around, plain in WRAPPED if named.startswith(plain))
+        return named, *wrapped
+
+    return CheckpointScheme(config.quantization, names_of)
 
 
 def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
@@ -265,13 +285,16 @@ def _with_names_of(files: list[Path], config: ModelConfig) -> ModelConfig:
 
 
 def _copy(file: Path, name: str, tensor: Tensor, place: Place, shape: torch.Size) -> None:
-    if tensor.shape != shape:
+    if not place.fits(tensor.shape, shape):
         found, expected = list(tensor.shape), list(shape)
         raise ModelError(f"{file}: tensor {name} has shape {found}; expected {expected}")
     if tensor.dtype not in place.dtypes:
         allowed = ", ".join(map(_dtype_name, place.dtypes))
         raise ModelError(f"{file}: tensor {name} is {_dtype_name(tensor.dtype)}; allowed: {allowed}")
-    place.load(tensor)
+    try:
+        place.load(tensor)
+    except ValueError as error:
+        raise ModelError(f"{file}: tensor {name}: {error}") from None
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -308,7 +331,7 @@ def _draw_weights(model: CausalLM, shapes: Mapping[str, torch.Size], seed: int) 
         tensor = place.tensor
         if name.endswith("bias"):
             tensor.zero_()
-        elif tensor.dim() == 1:
+        elif len(shape) <= 1:
             place.make_neutral(model.config.norm_offset)
         else:
             place.draw(shape, model.dtype, torch.Generator(tensor.device).manual_seed(matrix_seed))

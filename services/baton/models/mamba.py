@@ -47,14 +47,14 @@ class Mamba2(Mixer):
         heads, groups = _here(own, shard)
         inner = range(heads.start * own.head_dim, heads.stop * own.head_dim)
         rows = _projected_rows(own, heads, groups)
-        self.in_proj = Linear(hidden, rows, dtype, bias=own.in_bias, scheme=scheme)
+        self.in_proj = Linear(hidden, rows, dtype, bias=own.in_bias, scheme=scheme.within("in_proj"))
         channels = _channels(own, sizes, heads, groups)
         all_channels = own.heads * own.head_dim + 2 * own.groups * own.state_dim
         self.conv1d = CausalConv(channels, all_channels, own.conv_kernel, bias=own.conv_bias)
         self.a_log, self.d, self.dt_bias = (empty_parameter(len(heads), dtype=numbers) for _ in range(3))
         self.norm_weight = empty_parameter(len(inner), dtype=numbers) if own.norm else None
         out_bias = own.out_bias and shard.tp_rank == 0
-        self.out_proj = Linear(inner, hidden, dtype, bias=out_bias, scheme=scheme)
+        self.out_proj = Linear(inner, hidden, dtype, bias=out_bias, scheme=scheme.within("out_proj"))
         self._heads, self._inner = slice(heads.start, heads.stop), slice(inner.start, inner.stop)
         self._factors = _factors(own, sizes)
 

@@ -31,6 +31,9 @@ class Mixer(nn.Module):
     def store(self, x: Tensor, step: Step) -> object:
         """Leave what the rows keep in the pool, where no row's output is needed."""
 
+    def pack(self) -> None:
+        """Lay out weights of its own, which are no module's, once they are loaded."""
+
 
 @runtime_checkable
 class PlacesItself(Protocol):

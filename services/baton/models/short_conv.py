@@ -39,9 +39,11 @@ class ShortConv(Mixer):
         size, here = own.channels, shard.part(own.channels)
         rows = (*here, *(size + row for row in here), *(2 * size + row for row in here))
         hidden, bias = config.hidden_size, own.bias
-        self.in_proj = Linear(hidden, rows, dtype, bias=bias, scheme=scheme)
+        self.in_proj = Linear(hidden, rows, dtype, bias=bias, scheme=scheme.within("in_proj"))
         self.conv = CausalConv(here, size, own.conv_kernel, bias=bias)
-        self.out_proj = Linear(here, hidden, dtype, bias=bias and shard.tp_rank == 0, scheme=scheme)
+        self.out_proj = Linear(
+            here, hidden, dtype, bias=bias and shard.tp_rank == 0, scheme=scheme.within("out_proj")
+        )
 
     def store(self, x: Tensor, step: Step) -> Tensor:
         """Leaves the states; returns what the rows yield in front of the last projection."""

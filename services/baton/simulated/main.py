@@ -66,6 +66,7 @@ def run(config: SimulatedConfig, clock: StartClock) -> int:
     served = Served(
         engine,
         revision,
+        "" if model.quantization is None else model.quantization.description,
         tokenizer,
         _form(config),
         lambda on_crash: _ends(config, runner, on_crash),

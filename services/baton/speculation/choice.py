@@ -13,6 +13,7 @@ from baton import hub
 from baton.models.base import CausalLM
 from baton.models.config import LoadFormat
 from baton.models.loader import kv_block_bytes, load_model
+from baton.models.quantization.registry import Quantization
 from baton.process.options import ModelError
 from baton.speculation.config import Method, SpeculationConfig
 from baton.speculation.draft_model import DraftModelDrafter, Replay
@@ -67,7 +68,9 @@ def _draft(config: SpeculationConfig, target: Target) -> DraftPlan:
     path = _weights_of(config, target)
     _check_tokens(path, target.path)
     dtype = str(target.model.dtype).removeprefix("torch.")
-    model = load_model(path, dtype, target.device, target.load_format, quantization=target.model.scheme.name)
+    name = target.model.scheme.name
+    quantization: Quantization = "auto" if name == "none" else name
+    model = load_model(path, dtype, target.device, target.load_format, quantization=quantization)
     return DraftPlan(
         kv_block_bytes(model.config, target.block_size, model.dtype),
         lambda num_blocks: DraftModelDrafter(

@@ -122,6 +122,8 @@ class Served:
     engine: Engine
     revision: str
     """The revision of the model."""
+    quantization: str
+    """The scheme of the weights: see ``QuantizationScheme.description``."""
     tokenizer: str
     """The digest of the tokenizer; see ``baton.text.digest``."""
     kv: KVForm
@@ -398,6 +400,6 @@ class WorkerServer:
             layout=kv.layout,
             groups=[wire.spec_of(kept, part) for kept, part in zip(kv.groups, whole.groups, strict=True)],
             block_size=self._engine.pool.block_size,
-            quantization="" if self._config.quantization == "none" else self._config.quantization,
+            quantization=self._served.quantization,
             encryption=encryption(self._config.connector, self._config.tls),
         )

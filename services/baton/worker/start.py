@@ -14,6 +14,8 @@ from baton.engine.device import choose_device, choose_dtype, device_memory
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
 from baton.greeting.cluster_key import MIN_BYTES, OPEN_WARNING, suffices
+from baton.models.config import ModelConfig
+from baton.models.loader import scheme_of
 from baton.nodes.cluster import Cluster, SingleNode
 from baton.nodes.leader import Leader, NodeTerms
 from baton.parallel.ranks import RankError
@@ -48,6 +50,7 @@ def run(config: WorkerConfig, clock: StartClock) -> int:
             path = hub.resolve_model(config.model)
             revision = hub.revision_of(path)
             tokenizer = tokenizer_digest(path)
+            scheme = scheme_of(ModelConfig.from_dir(path), config.quantization)
         with clock.phase("kernels"):
             dtype = choose_dtype(config.dtype, choose_device(config.device), path)
         engine_config = _engine_config(config, path, dtype)
@@ -58,9 +61,8 @@ def run(config: WorkerConfig, clock: StartClock) -> int:
     except (ModelError, TokenizerError, ValueError, RankError) as error:
         raise StartError(str(error)) from error
     engine.call_on_rank_death(_rank_died)
-    return asyncio.run(
-        WorkerServer(config, _served(config, engine, revision, tokenizer, cluster), clock).serve()
-    )
+    served = _served(config, engine, revision, scheme.description, tokenizer, cluster)
+    return asyncio.run(WorkerServer(config, served, clock).serve())
 
 
 def _cluster(config: WorkerConfig, revision: str) -> Cluster:
@@ -82,7 +84,9 @@ def _cluster(config: WorkerConfig, revision: str) -> Cluster:
     )
 
 
-def _served(config: WorkerConfig, engine: Engine, revision: str, tokenizer: str, cluster: Cluster) -> Served:
+def _served(
+    config: WorkerConfig, engine: Engine, revision: str, quantization: str, tokenizer: str, cluster: Cluster
+) -> Served:
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     kv, masks = runner.pool, runner.masks
@@ -93,6 +97,7 @@ def _served(config: WorkerConfig, engine: Engine, revision: str, tokenizer: str,
     return Served(
         engine,
         revision,
+        quantization,
         tokenizer,
         KVForm(
             LAYOUT,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -39,21 +39,28 @@ def empty_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
 class Place:
     """Memory, and the part of a tensor in the checkpoint that fills it."""
 
-    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16)
-    """The types that the tensor in the checkpoint may have."""
-
     tensor: Tensor
     source: tuple[Index, ...]
     """The part of each dimension of the checkpoint's tensor; slice(None): all of it."""
 
     def load(self, found: Tensor) -> None:
-        """Fill the memory from ``found``, the checkpoint's whole tensor, of which no other part is read."""
+        """Fill the memory from ``found``, the checkpoint's whole tensor, of which no other part is read.
+        ValueError for numbers that are not allowed."""
         self.tensor.copy_(found[self.source])
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The types that the tensor in the checkpoint may have."""
+        return torch.float32, torch.bfloat16, torch.float16
 
     @property
     def shape(self) -> torch.Size:
         """The shape of the checkpoint's tensor, if this is a place in a whole model."""
         return self.tensor.shape
+
+    def fits(self, shape: torch.Size, expected: torch.Size) -> bool:
+        """Whether a tensor of this shape may be loaded where one of the shape ``expected`` is."""
+        return shape == expected
 
     def draw(self, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> None:
         """Fill the memory with the part that is here of a matrix that is drawn whole, of this shape and type,
@@ -159,6 +166,10 @@ class LinearWeights(ABC):
         Loaded in any order, the places fill everything once."""
 
     @abstractmethod
+    def plain(self) -> Tensor:
+        """The loaded weight [outputs, inputs] as plain numbers, of the type of the activations."""
+
+    @abstractmethod
     def pack(self) -> Multiplier:
         """The loaded weights as the kernels of their device read them; these weights themselves if the
         kernels read them as they are. Otherwise these weights are not needed any more."""
@@ -187,17 +198,21 @@ class FusedPlace(Place):
     projections: int
     """1, or 2: the gate and the up projection are in one tensor."""
     parts: tuple[ExpertPart, ...]
+    is_transposed: bool
+    """Whether each expert's matrix is [inputs, rows]."""
 
     @property
-    def _is_transposed(self) -> bool:
-        return self.form in ("transposed", "interleaved") and self.tensor.dim() == 3
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return self.parts[0].place.dtypes
 
     @property
     def shape(self) -> torch.Size:
-        return self.tensor.mT.shape if self._is_transposed else self.tensor.shape
+        rows, *rest = self.parts[0].place.shape
+        shape = torch.Size((len(self.parts) // self.projections, rows * self.projections, *rest))
+        return torch.Size((shape[0], shape[2], shape[1])) if self.is_transposed else shape
 
     def load(self, found: Tensor) -> None:
-        if self._is_transposed:
+        if self.is_transposed:
             found = found.mT
         rows = rows_of(self.form, found.shape[1] // 2) if self.projections == 2 else (slice(None),)
         for expert, half, place in self.parts:
@@ -207,9 +222,10 @@ class FusedPlace(Place):
         return None
 
     def draw(self, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> None:
-        _, rows, inputs = (shape[0], shape[2], shape[1]) if self._is_transposed else shape
+        _, *matrix = (shape[0], shape[2], shape[1]) if self.is_transposed else shape
+        each = torch.Size((matrix[0] // self.projections, *matrix[1:]))
         for part in self.parts:
-            part.place.draw(torch.Size((rows // self.projections, inputs)), dtype, generator)
+            part.place.draw(each, dtype, generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +254,10 @@ class ExpertsShape:
         return (1 + self.gated) * len(self.inner)
 
 
+ExpertMatrix: TypeAlias = Literal["gate_up", "down"]
+"""The matrices of an expert: those of its gate and up projections together, and that of the other."""
+
+
 class ExpertsMultiplier(Protocol):
     """Experts that are ready to compute."""
 
@@ -248,38 +268,46 @@ class ExpertsMultiplier(Protocol):
 class ExpertsWeights(ABC):
     """The weights of one ``ExpertsShape`` from their allocation until they are packed."""
 
-    def __init__(
-        self,
-        shape: ExpertsShape,
-        gate_up: nn.Parameter,
-        down: nn.Parameter,
-    ) -> None:
-        """``gate_up`` [E, 2 * inner, hidden], or [E, inner, hidden] without gates, and ``down`` [E, hidden,
-        inner], of any type."""
+    def __init__(self, shape: ExpertsShape) -> None:
         self.shape = shape
-        self.gate_up = gate_up
-        self.down = down
-        experts, rows, hidden = gate_up.shape
-        self.gate_up_bias = empty_parameter(experts, rows, dtype=shape.dtype) if shape.bias else None
-        self.down_bias = empty_parameter(experts, hidden, dtype=shape.dtype) if shape.down_bias else None
+        experts = len(shape.experts)
+        self.gate_up_bias = self.down_bias = None
+        if shape.bias:
+            self.gate_up_bias = empty_parameter(experts, shape.gate_up_rows, dtype=shape.dtype)
+        if shape.down_bias:
+            self.down_bias = empty_parameter(experts, shape.hidden, dtype=shape.dtype)
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The parameters that the layer registers as its own."""
-        named = {
-            "gate_up": self.gate_up,
-            "down": self.down,
-            "gate_up_bias": self.gate_up_bias,
-            "down_bias": self.down_bias,
+        biases = {"gate_up_bias": self.gate_up_bias, "down_bias": self.down_bias}
+        return {
+            **self.matrices,
+            **{name: parameter for name, parameter in biases.items() if parameter is not None},
         }
-        return {name: parameter for name, parameter in named.items() if parameter is not None}
+
+    @property
+    @abstractmethod
+    def matrices(self) -> Mapping[str, nn.Parameter]:
+        """All parameters but the biases."""
 
     @abstractmethod
-    def place(
-        self, name: Literal["gate_up", "down"], expert: int, rows: slice, source: tuple[slice, slice]
-    ) -> Place:
-        """The place of some rows of the matrix of one of the experts here: ``source`` is the part of the
-        checkpoint's matrix, [rows, inputs], that they are."""
+    def matrix_places(
+        self, name: ExpertMatrix, expert: int, rows: slice, source: tuple[slice, slice]
+    ) -> Mapping[str, Place]:
+        """The places of some rows of the matrix of one of the experts here, by the names of the tensors that
+        the checkpoint has of it ("weight"). ``source`` is the part of the checkpoint's matrix, [rows,
+        inputs], that they are."""
+
+    @abstractmethod
+    def matrix_tensor(self, name: ExpertMatrix, kind: str) -> Tensor:
+        """The memory [E, ...] of the matrices of all experts here that the checkpoint's tensors of a kind
+        ("weight") fill."""
+
+    @property
+    def holds_transposed(self) -> bool:
+        """Whether tensors of all experts are transposed where their form says so; packed codes are not."""
+        return True
 
     @abstractmethod
     def pack(self) -> ExpertsMultiplier:
@@ -301,56 +329,51 @@ class ExpertsWeights(ABC):
         if names.form == "separate":
             stems = {"gate": names.gate, "up": names.up, "down": names.down}
             return {
-                f"{stems[projection].format(expert)}{names.weight if kind == 'weight' else names.bias}": place
+                stems[projection].format(expert) + names.end_of(kind): place
                 for here, expert in enumerate(self.shape.experts)
                 for projection, places in self._places(here).items()
                 for kind, place in places.items()
             }
-        both, down = (self.gate_up, self.gate_up_bias), (self.down, self.down_bias)
-        return {
-            **self._fused(names, names.gate_up, ("gate", "up") if self.shape.gated else ("up",), *both),
-            **self._fused(names, names.down, ("down",), *down),
-        }
+        both = ("gate", "up") if self.shape.gated else ("up",)
+        return {**self._fused(names, names.gate_up, both), **self._fused(names, names.down, ("down",))}
 
-    def _fused(
-        self,
-        names: ExpertNames,
-        stem: str,
-        projections: tuple[str, ...],
-        weight: nn.Parameter,
-        bias: nn.Parameter | None,
-    ) -> dict[str, Place]:
-        """The places of the weight and bias that the checkpoint has of these projections of all experts."""
-        tensors = {"weight": (names.weight, weight)}
-        if bias is not None:
-            tensors["bias"] = (names.bias, bias)
-        return {
-            stem + end: FusedPlace(
-                tensor,
-                (),
-                names.form,
-                len(projections),
-                tuple(
-                    ExpertPart(expert, half, self._places(here)[projection][kind])
-                    for here, expert in enumerate(self.shape.experts)
-                    for half, projection in enumerate(projections)
-                ),
+    def _fused(self, names: ExpertNames, stem: str, projections: tuple[str, ...]) -> dict[str, Place]:
+        """The places of the tensors that the checkpoint has of these projections of all experts."""
+        by_expert = [self._places(here) for here in range(len(self.shape.experts))]
+        transposed = names.form in ("transposed", "interleaved") and self.holds_transposed
+        found = dict[str, Place]()
+        for kind in by_expert[0][projections[0]]:
+            parts = tuple(
+                ExpertPart(expert, half, by_expert[here][projection][kind])
+                for here, expert in enumerate(self.shape.experts)
+                for half, projection in enumerate(projections)
             )
-            for kind, (end, tensor) in tensors.items()
-        }
+            tensor = self._fused_tensor("down" if projections == ("down",) else "gate_up", kind)
+            is_matrix = kind != "bias" and transposed
+            found[stem + names.end_of(kind)] = FusedPlace(
+                tensor, (), names.form, len(projections), parts, is_matrix
+            )
+        return found
+
+    def _fused_tensor(self, name: ExpertMatrix, kind: str) -> Tensor:
+        if kind != "bias":
+            return self.matrix_tensor(name, kind)
+        bias = self.down_bias if name == "down" else self.gate_up_bias
+        assert bias is not None
+        return bias
 
     def _places(self, expert: int) -> dict[str, dict[str, Place]]:
-        """Name of each projection of one of the experts here -> "weight", "bias" -> its place."""
-        all_of, inner = slice(None), slice(self.shape.inner.start, self.shape.inner.stop)
+        """Name of each projection of one of the experts here -> name of each of its tensors -> its place."""
+        all_of, inner = slice(0, self.shape.hidden), slice(self.shape.inner.start, self.shape.inner.stop)
         size = len(self.shape.inner)
         halves = {"gate": slice(0, size), "up": slice(size, 2 * size)}
         if not self.shape.gated:
             halves = {"up": slice(0, size)}
         found: dict[str, dict[str, Place]] = {
-            name: {"weight": self.place("gate_up", expert, rows, (inner, all_of))}
+            name: {**self.matrix_places("gate_up", expert, rows, (inner, all_of))}
             for name, rows in halves.items()
         }
-        found["down"] = {"weight": self.place("down", expert, all_of, (all_of, inner))}
+        found["down"] = {**self.matrix_places("down", expert, all_of, (all_of, inner))}
         if self.gate_up_bias is not None:
             for name, rows in halves.items():
                 found[name]["bias"] = Place(self.gate_up_bias[expert, rows], (inner,))
@@ -362,7 +385,21 @@ class ExpertsWeights(ABC):
 class QuantizationScheme(ABC):
     """One way to keep the weights of matmuls. A scheme has no state."""
 
-    name: ClassVar[Quantization]
+    name: Quantization
+
+    @property
+    def description(self) -> str:
+        """What workers compare that hand over KV to each other: "" for plain weights."""
+        return "" if self.name == "none" else self.name
+
+    def within(self, name: str) -> QuantizationScheme:
+        """The scheme of the modules below the one with this name; of that module itself, if it is one
+        projection."""
+        return self
+
+    @abstractmethod
+    def as_stored(self) -> QuantizationScheme:
+        """The scheme of a weight that is computed with as plain numbers, whatever the checkpoint keeps."""
 
     @abstractmethod
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -375,9 +412,9 @@ class QuantizationScheme(ABC):
         the shape."""
 
     @abstractmethod
-    def allocate_experts(self, shape: ExpertsShape) -> ExpertsWeights:
-        """Experts that are not yet loaded, on torch's current default device. ModelError if no kernel takes
-        the shape."""
+    def allocate_experts(self, shape: ExpertsShape, names: ExpertNames) -> ExpertsWeights:
+        """Experts with these names in the checkpoint that are not yet loaded, on torch's current default
+        device. ModelError if no kernel takes the shape."""
 
     @abstractmethod
     def tied(self, weight: nn.Parameter) -> LinearWeights:

@@ -30,6 +30,18 @@ class ExpertNames:
     bias: str = ".bias"
     """The end of a bias's name."""
 
+    def end_of(self, kind: str) -> str:
+        """The end of the name of another tensor of a projection: "weight", "bias", "weight_scale"."""
+        match kind:
+            case "weight":
+                return self.weight
+            case "bias":
+                return self.bias
+            case _ if self.weight:
+                return f".{kind}"
+            case _:
+                return f"_{kind.removeprefix('weight_')}"
+
 
 SEPARATE = ExpertNames()
 NUMBERED = ExpertNames(gate="experts.{}.w1", up="experts.{}.w3", down="experts.{}.w2")

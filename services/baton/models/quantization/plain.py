@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baton.models.quantization.base import (
+    ExpertMatrix,
     ExpertsMultiplier,
     ExpertsShape,
     ExpertsWeights,
@@ -20,6 +20,7 @@ from baton.models.quantization.base import (
     QuantizationScheme,
     empty_parameter,
 )
+from baton.models.quantization.experts_format import ExpertNames
 from baton.models.quantization.registry import Quantization
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
@@ -49,6 +50,9 @@ class PlainWeights(LinearWeights):
             found[name] = {"weight": weight, **bias}
         return found
 
+    def plain(self) -> Tensor:
+        return self.weight
+
     def pack(self) -> Multiplier:
         shape = self.shape
         packed = PackedWeight.of(
@@ -67,11 +71,24 @@ class PlainWeights(LinearWeights):
 class PlainExperts(ExpertsWeights):
     """The weights of experts, of the type of the activations."""
 
-    def place(
-        self, name: Literal["gate_up", "down"], expert: int, rows: slice, source: tuple[slice, slice]
-    ) -> Place:
-        weight = self.gate_up if name == "gate_up" else self.down
-        return Place(weight[expert, rows], source)
+    def __init__(self, shape: ExpertsShape, gate_up: nn.Parameter, down: nn.Parameter) -> None:
+        """``gate_up`` [E, 2 * inner, hidden], or [E, inner, hidden] without gates, and ``down`` [E, hidden,
+        inner]."""
+        super().__init__(shape)
+        self.gate_up = gate_up
+        self.down = down
+
+    @property
+    def matrices(self) -> Mapping[str, nn.Parameter]:
+        return {"gate_up": self.gate_up, "down": self.down}
+
+    def matrix_places(
+        self, name: ExpertMatrix, expert: int, rows: slice, source: tuple[slice, slice]
+    ) -> Mapping[str, Place]:
+        return {"weight": Place(self.matrices[name][expert, rows], source)}
+
+    def matrix_tensor(self, name: ExpertMatrix, kind: str) -> Tensor:
+        return self.matrices[name]
 
     def pack(self) -> ExpertsMultiplier:
         shape, biases = self.shape, (self.gate_up_bias, self.down_bias)
@@ -93,7 +110,10 @@ class PlainExperts(ExpertsWeights):
 class PlainScheme(QuantizationScheme):
     """The scheme of plain weights. Works on every device and with every type."""
 
-    name: ClassVar[Quantization] = "none"
+    name: Quantization = "none"
+
+    def as_stored(self) -> PlainScheme:
+        return self
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
         pass
@@ -103,7 +123,7 @@ class PlainScheme(QuantizationScheme):
         bias = empty_parameter(shape.num_rows, dtype=shape.dtype) if shape.bias else None
         return PlainWeights(shape, weight, bias)
 
-    def allocate_experts(self, shape: ExpertsShape) -> PlainExperts:
+    def allocate_experts(self, shape: ExpertsShape, names: ExpertNames) -> PlainExperts:
         experts, hidden, inner = len(shape.experts), shape.hidden, len(shape.inner)
         gate_up = empty_parameter(experts, shape.gate_up_rows, hidden, dtype=shape.dtype)
         return PlainExperts(shape, gate_up, empty_parameter(experts, hidden, inner, dtype=shape.dtype))

@@ -6,14 +6,24 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-Quantization = Literal["none", "int8"]
-"""The names of the schemes. int8: each row has a scale of its own, multiplied with activations of the model's
-type."""
+Quantization = Literal["auto", "none", "int8", "fp8"]
+"""The names of the schemes. auto: as the checkpoint has them. int8, fp8: each row has a scale of its own,
+multiplied with activations of the model's type."""
 
 SCHEMES: Mapping[Quantization, str] = MappingProxyType(
     {
         "none": "baton.models.quantization.plain:PLAIN",
-        "int8": "baton.models.quantization.int8:INT8",
+        "int8": "baton.models.quantization.rounded:INT8",
+        "fp8": "baton.models.quantization.rounded:FP8",
     }
 )
-"""Name -> module and attribute of the ``QuantizationScheme``, which is imported when it is used."""
+"""Name -> module and attribute of the ``QuantizationScheme`` of a plain checkpoint's weights, which is
+imported when it is used."""
+
+METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        "fp8": "baton.models.methods.fp8:read",
+    }
+)
+"""The quant_method of a checkpoint's quantization_config -> module and attribute of the function that reads
+it, from its fields to a ``QuantizedCheckpoint``."""

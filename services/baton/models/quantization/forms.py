@@ -1,0 +1,23 @@
+"""The forms in which checkpoints have quantized weights, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
+from types import MappingProxyType
+
+from baton.models.quantization.stored import StoredWeight
+from baton.models.quantization.weight_spec import WeightSpec
+
+FORMS: Mapping[str, str] = MappingProxyType(
+    {
+        "fp8": "baton.models.quantization.fp8:tensors",
+    }
+)
+"""Name -> module and attribute of a function of a ``WeightSpec`` that describes the tensors."""
+
+
+def stored_weight(spec: WeightSpec) -> StoredWeight:
+    """The tensors that a checkpoint has of each projection that is kept like this."""
+    describe: Callable[[WeightSpec], StoredWeight] = resolve_name(FORMS[spec.form])
+    return describe(spec)

@@ -1,0 +1,174 @@
+"""Tensors of checkpoints that become parts of quantized weights as they are loaded."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from baton.models.quantization.base import Index, Place
+
+Slot = Literal["codes", "scales", "zeros", "factors", "groups", "input_scale"]
+"""The tensors of a ``QuantizedWeight``; groups: the group of each input, which give its order."""
+
+
+class MatrixShape(NamedTuple):
+    """The sizes of a projection in the checkpoint, as far as it is here."""
+
+    rows: int
+    inputs: int
+
+
+class TensorForm(ABC):
+    """The form of one tensor in the checkpoint. A form has no state but sizes."""
+
+    @property
+    @abstractmethod
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The types that the tensor may have."""
+
+    @abstractmethod
+    def shape(self, matrix: MatrixShape) -> torch.Size:
+        """The tensor's shape; dimensions of size 1 may be missing or added."""
+
+    @abstractmethod
+    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+        """What ``found`` says of these rows [R] int64 and inputs: what the slot is filled with, or what
+        expands to it. ValueError for values that are not allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlace(Place):
+    """A part of a slot, and the tensor of the checkpoint that fills it."""
+
+    form: TensorForm
+    matrix: MatrixShape
+    neutral: Tensor | None
+    """What fills the slot of weights that are drawn, or expands to it; None: codes, which are drawn."""
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return self.form.dtypes
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.form.shape(self.matrix)
+
+    def fits(self, shape: torch.Size, expected: torch.Size) -> bool:
+        return [size for size in shape if size != 1] == [size for size in expected if size != 1]
+
+    def load(self, found: Tensor) -> None:
+        rows, inputs = self.source
+        assert isinstance(inputs, slice)
+        columns = range(inputs.start, inputs.stop)
+        self.tensor.copy_(self.form.read(found, _numbers(rows, found.device), columns))
+
+    def direct(self, shape: torch.Size) -> None:
+        return None
+
+    def draw(self, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> None:
+        """Fill the slot with codes that are drawn, or with the number that makes weights of such codes as
+        large as drawn ones are."""
+        if self.neutral is not None:
+            self.tensor.copy_(self.neutral)
+            return
+        stored = self.form.dtypes[0]
+        size = shape.numel() * stored.itemsize
+        drawn = torch.randint(256, (size,), dtype=torch.uint8, generator=generator, device=generator.device)
+        if stored == torch.float8_e4m3fn:
+            drawn.masked_fill_(drawn & 0x7F == 0x7F, 0)  # not a number
+        self.load(drawn.view(stored).view(shape))
+
+    def make_neutral(self, norm_offset: float) -> None:
+        assert self.neutral is not None
+        self.tensor.copy_(self.neutral)
+
+
+def _numbers(rows: Index, device: torch.device) -> Tensor:
+    """The rows one by one."""
+    if isinstance(rows, Tensor):
+        return rows.to(device)
+    return torch.arange(rows.start, rows.stop, device=device)
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of the checkpoint, and what it fills."""
+
+    slot: Slot
+    form: TensorForm
+
+
+StoredWeight = Mapping[str, StoredTensor]
+"""The tensors that a checkpoint has of a projection, by the ends of their names ("weight_scale")."""
+
+
+def finite(scales: Tensor) -> Tensor:
+    """The scales themselves. ValueError if one is no finite number."""
+    if not torch.isfinite(scales.float()).all():
+        raise ValueError("a scale is not a finite number; allowed: finite numbers")
+    return scales
+
+
+class ScaleForm(TensorForm):
+    """Numbers of any floating point type."""
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return torch.float32, torch.bfloat16, torch.float16
+
+
+@dataclass(frozen=True)
+class Codes(TensorForm):
+    """Codes of a byte each, [rows, inputs], of the slot's type."""
+
+    dtype: torch.dtype
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return (self.dtype,)
+
+    def shape(self, matrix: MatrixShape) -> torch.Size:
+        return torch.Size(matrix)
+
+    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+        part = found.view(torch.uint8)[rows][:, inputs.start : inputs.stop].view(self.dtype)
+        if self.dtype == torch.float8_e4m3fn and (part.view(torch.uint8) & 0x7F == 0x7F).any():
+            raise ValueError("a weight is nan; allowed: numbers")
+        return part
+
+
+@dataclass(frozen=True)
+class GroupScales(ScaleForm):
+    """Scales of blocks of ``rows`` outputs and ``group`` inputs, [blocks of rows, groups]. None: the scale of
+    all rows or inputs."""
+
+    rows: int | None = 1
+    group: int | None = None
+
+    def shape(self, matrix: MatrixShape) -> torch.Size:
+        across = 1 if self.rows is None else -(-matrix.rows // self.rows)
+        return torch.Size((across, 1 if self.group is None else -(-matrix.inputs // self.group)))
+
+    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+        across = found.reshape(-1, 1) if self.group is None else found.view(-1, found.shape[-1])
+        block = torch.zeros_like(rows) if self.rows is None else rows // self.rows
+        part = finite(across[block])
+        return (
+            part
+            if self.group is None
+            else part[:, inputs.start // self.group : -(-inputs.stop // self.group)]
+        )
+
+
+class OneScale(ScaleForm):
+    """One number of a projection."""
+
+    def shape(self, matrix: MatrixShape) -> torch.Size:
+        return torch.Size(())
+
+    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+        return finite(found.reshape(()))
