@@ -39,8 +39,7 @@ NAMES = ("llama", "llama-tied-mha", "llama-biased-mqa", "mistral", "qwen2", "qwe
 
 def rounded(weight: Tensor) -> Tensor:
     """What the weight is once it is int8."""
-    values, scales = quantize(weight)
-    return values.float() * scales[:, None]
+    return quantize(weight).dequantized()
 
 
 def dequantized(path: Path) -> Path:

@@ -28,7 +28,8 @@ from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight, kernels_for
 from baton_kernels.expert_tensors import ExpertTensors
 from baton_kernels.experts import loop_over_experts
-from baton_kernels.int8 import Int8Weight, quantize
+from baton_kernels.int8 import quantize
+from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.rows import activated, gated_product
 
 
@@ -41,16 +42,16 @@ class RoundedPlace(Place):
 
     def load(self, found: Tensor) -> None:
         rows, columns = self.source
-        values, scales = quantize(found[rows])
-        self.tensor.copy_(values[:, columns])
-        self.scales.copy_(scales)
+        rounded = quantize(found[rows])
+        self.tensor.copy_(rounded.codes[:, columns])
+        self.scales.copy_(rounded.scales)
 
     def direct(self, shape: torch.Size) -> None:
         return None
 
 
 class Int8Weights(LinearWeights):
-    """Rounded weights [outputs, inputs], a float32 scale for each row, and a plain bias."""
+    """Rounded weights [outputs, inputs], float32 scales [outputs, 1], and a plain bias."""
 
     def __init__(
         self, shape: LinearShape, values: nn.Parameter, scales: Tensor, bias: nn.Parameter | None
@@ -74,43 +75,46 @@ class Int8Weights(LinearWeights):
         return found
 
     def pack(self) -> Multiplier:
-        weight = Int8Weight(self.values, self.scales)
         shape = self.shape
         packed = PackedWeight.of(
-            weight, self.bias, gated=shape.gated, dtype=shape.dtype, activation=shape.activation
+            self._weight, self.bias, gated=shape.gated, dtype=shape.dtype, activation=shape.activation
         )
         return self if packed is None else packed
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        weight = (self.values.float() * self.scales[:, None]).to(x.dtype)
+        weight = self._weight.dequantized().to(x.dtype)
         product, activation = F.linear(x, weight, self.bias), self.shape.activation
         if activation is not None:
             activate = gated_product if self.shape.gated else activated
             product = activate(product, activation)
         return product if out_dtype is None else product.to(out_dtype)
 
+    @property
+    def _weight(self) -> QuantizedWeight:
+        return QuantizedWeight("int8", self.values, self.scales)
+
 
 class Int8Experts(ExpertsWeights):
-    """Rounded weights of experts, a float32 scale for each row, and plain biases."""
+    """Rounded weights of experts, float32 scales [E, rows, 1], and plain biases."""
 
     def __init__(self, shape: ExpertsShape, gate_up: nn.Parameter, down: nn.Parameter) -> None:
         super().__init__(shape, gate_up, down)
-        self.gate_up_scales = torch.empty(gate_up.shape[:2], dtype=torch.float32)
-        self.down_scales = torch.empty(down.shape[:2], dtype=torch.float32)
+        self.gate_up_scales = torch.empty((*gate_up.shape[:2], 1), dtype=torch.float32)
+        self.down_scales = torch.empty((*down.shape[:2], 1), dtype=torch.float32)
 
     def place(
         self, name: Literal["gate_up", "down"], expert: int, rows: slice, source: tuple[slice, slice]
     ) -> Place:
         weight = self._gate_up if name == "gate_up" else self._down
-        return RoundedPlace(weight.values[expert, rows], source, weight.scales[expert, rows])
+        return RoundedPlace(weight.codes[expert, rows], source, weight.scales[expert, rows])
 
     @property
-    def _gate_up(self) -> Int8Weight:
-        return Int8Weight(self.gate_up, self.gate_up_scales)
+    def _gate_up(self) -> QuantizedWeight:
+        return QuantizedWeight("int8", self.gate_up, self.gate_up_scales)
 
     @property
-    def _down(self) -> Int8Weight:
-        return Int8Weight(self.down, self.down_scales)
+    def _down(self) -> QuantizedWeight:
+        return QuantizedWeight("int8", self.down, self.down_scales)
 
     def pack(self) -> ExpertsMultiplier:
         shape, biases = self.shape, (self.gate_up_bias, self.down_bias)
@@ -120,10 +124,7 @@ class Int8Experts(ExpertsWeights):
         return self if packed is None else packed
 
     def multiply(self, x: Tensor, experts: Tensor, weights: Tensor, weighs_input: bool) -> Tensor:
-        gate_up, down = (
-            (weight.values.float() * weight.scales[..., None]).to(x.dtype)
-            for weight in (self._gate_up, self._down)
-        )
+        gate_up, down = (weight.dequantized().to(x.dtype) for weight in (self._gate_up, self._down))
         tensors = ExpertTensors(gate_up, down, self.gate_up_bias, self.down_bias, self.shape.activation)
         return loop_over_experts(x, experts, weights, tensors, weighs_input)
 
@@ -153,7 +154,7 @@ class Int8Scheme(QuantizationScheme):
         return Int8Weights(
             shape,
             empty_parameter(rows, inputs, dtype=torch.int8),
-            torch.empty(rows, dtype=torch.float32),
+            torch.empty((rows, 1), dtype=torch.float32),
             empty_parameter(rows, dtype=shape.dtype) if shape.bias else None,
         )
 
@@ -165,8 +166,9 @@ class Int8Scheme(QuantizationScheme):
         return Int8Experts(shape, gate_up, empty_parameter(experts, hidden, inner, dtype=torch.int8))
 
     def tied(self, weight: nn.Parameter) -> Int8Weights:
-        values, scales = quantize(weight)
-        return Int8Weights(LinearShape.of(weight), nn.Parameter(values, requires_grad=False), scales, None)
+        rounded = quantize(weight)
+        codes = nn.Parameter(rounded.codes, requires_grad=False)
+        return Int8Weights(LinearShape.of(weight), codes, rounded.scales, None)
 
 
 def _check_inputs(inputs: int) -> None:
