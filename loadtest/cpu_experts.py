@@ -23,7 +23,8 @@ from baton.engine.device import has_bfloat16
 from baton_kernels.activation import SILU
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.int8 import Int8Weight, quantize
+from baton_kernels.int8 import quantize
+from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.routing import route
 from baton_kernels.routing_rule import Routing
 from loadtest.cpu_kernels import BEYOND_CACHES, read_bandwidth, timed
@@ -63,18 +64,13 @@ def packed_mlps(
     return made
 
 
-def _weight(shape: tuple[int, ...], dtype: torch.dtype, int8: bool) -> Tensor | Int8Weight:
+def _weight(shape: tuple[int, ...], dtype: torch.dtype, int8: bool) -> Tensor | QuantizedWeight:
     weight = torch.randn(shape) * 0.05
-    if not int8:
-        return weight.to(dtype)
-    values, scales = zip(*map(quantize, weight), strict=True)
-    return Int8Weight(torch.stack(values), torch.stack(scales))
+    return quantize(weight) if int8 else weight.to(dtype)
 
 
-def _first(weight: Tensor | Int8Weight) -> Tensor | Int8Weight:
-    if isinstance(weight, Int8Weight):
-        return Int8Weight(weight.values[0], weight.scales[0])
-    return weight[0]
+def _first(weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
+    return weight.of_expert(0) if isinstance(weight, QuantizedWeight) else weight[0]
 
 
 def rows_of(

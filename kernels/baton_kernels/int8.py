@@ -1,4 +1,4 @@
-"""Weights as int8 with a scale for each row."""
+"""Weights rounded to int8, with a scale for each row."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ import torch
 from torch import Tensor
 
 from baton_kernels.quantized import QuantizedWeight
+from baton_kernels.row_scales import rounded_by_rows
 
 LARGEST = 127
-_AT_ONCE = 1 << 24
-"""Elements that are rounded at a time: their float32 copies are 64 MiB each."""
 
 
 def quantize(weight: Tensor) -> QuantizedWeight:
-    """Rounds a weight symmetrically, each row by itself: its largest magnitude becomes 127, and each element
-    is rounded to the nearest step (ties to even), so no element is off by more than half a scale. A row of
-    zeros stays zeros."""
-    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
-    at_once = max(1, _AT_ONCE // max(1, weight.shape[1]))
-    for start in range(0, len(weight), at_once):
-        rows = weight[start : start + at_once].float()
-        largest = torch.linalg.vector_norm(rows, torch.inf, dim=1)
-        scale = torch.where(largest == 0, 1.0, largest / LARGEST)
-        scales[start : start + at_once] = scale
-        values[start : start + at_once] = (rows / scale[:, None]).round_().clamp_(-LARGEST, LARGEST)
-    return QuantizedWeight("int8", values, scales[:, None])
+    """Rounds a weight [..., rows, inputs] symmetrically, each row by itself: its largest magnitude becomes
+    127, and each element is rounded to the nearest step (ties to even), so no element is off by more than
+    half a scale. A row of zeros stays zeros."""
+    codes, scales = rounded_by_rows(
+        weight, LARGEST, lambda steps: steps.round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+    )
+    return QuantizedWeight("int8", codes, scales)

@@ -19,16 +19,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels import int8, rows
+from baton_kernels import row_scales, rows
 from baton_kernels.activation import GELU_TANH, SILU, Activation, activated
 from baton_kernels.activation_kind import GATED, RELU2
 from baton_kernels.cpu import build, library
 from baton_kernels.cpu import rows as cpu_rows
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.int8 import Int8Weight, quantize
+from baton_kernels.int8 import quantize
 from baton_kernels.norm import Norm
 from baton_kernels.plain import PlainPlan
+from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.reference import reference_turned, reference_write_kv
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.window import ChunkedWindow, Window
@@ -48,16 +49,16 @@ def packed(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> Packe
 
 
 def packed_int8(
-    weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype, *, gated: bool = False
+    weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, *, gated: bool = False
 ) -> PackedWeight:
     made = PackedWeight.of(weight, bias, gated=gated, dtype=dtype, activation=SILU if gated else None)
     assert made is not None
     return made
 
 
-def exactly(weight: Int8Weight) -> Tensor:
+def exactly(weight: QuantizedWeight) -> Tensor:
     """What int8 stand for, in float64."""
-    return weight.values.double() * weight.scales.double()[:, None]
+    return weight.codes.double() * weight.scales.double()
 
 
 def close(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -180,7 +181,7 @@ def test_matmul_with_an_activation(choice: Choice) -> None:
     x, weight = torch.randn(rows, 40).to(dtype), torch.randn(outputs, 40).to(dtype)
     bias = torch.randn(outputs).to(dtype) if choice["biased"] else None
     source = quantize(weight) if choice["quantized"] else weight
-    exact = exactly(source) if isinstance(source, Int8Weight) else source.double()
+    exact = exactly(source) if isinstance(source, QuantizedWeight) else source.double()
     product = x.double() @ exact.T + (0 if bias is None else bias.double())
     halves = product.chunk(2, dim=-1) if gated else (product, None)
     made = PackedWeight.of(source, bias, gated=gated, dtype=dtype, activation=activation)
@@ -220,7 +221,8 @@ def test_each_row_is_rounded_to_the_steps_of_its_own_scale(dtype: torch.dtype) -
     torch.manual_seed(0)
     weight = (torch.randn(70, 33) * torch.logspace(-3, 3, 70)[:, None]).to(dtype)
     weight[5] = 0
-    values, scales = rounded = quantize(weight)
+    rounded = quantize(weight)
+    values, scales = rounded.codes, rounded.scales[:, 0]
     assert (values.dtype, scales.dtype) == (torch.int8, torch.float32)
     largest = weight.float().abs().amax(1)
     assert torch.equal(values.int().abs().amax(1), torch.where(largest > 0, 127, 0).int())
@@ -233,9 +235,10 @@ def test_each_row_is_rounded_to_the_steps_of_its_own_scale(dtype: torch.dtype) -
 def test_large_weights_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(50, 16)
     whole = quantize(weight)
-    monkeypatch.setattr(int8, "_AT_ONCE", 100)
-    for ours, theirs in zip(quantize(weight), whole, strict=True):
-        assert torch.equal(ours, theirs)
+    monkeypatch.setattr(row_scales, "AT_ONCE", 100)
+    parts = quantize(weight)
+    assert torch.equal(parts.codes, whole.codes)
+    assert torch.equal(parts.scales, whole.scales)
 
 
 @pytest.mark.parametrize("gated", [False, True])

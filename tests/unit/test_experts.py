@@ -13,7 +13,8 @@ from baton_kernels.activation_kind import RELU2, SILU, Activation
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.expert_tensors import ExpertTensors
 from baton_kernels.experts import multiply
-from baton_kernels.int8 import Int8Weight, quantize
+from baton_kernels.int8 import quantize
+from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.reference import reference_experts
 from tests.support.covering import covering
 from tests.support.threads import in_threads
@@ -47,21 +48,15 @@ def mixture(
     gate_up, down = torch.randn(experts, rows, hidden), torch.randn(experts, hidden, inner)
     biases = (torch.randn(experts, rows).to(dtype), torch.randn(experts, hidden).to(dtype))
     given: tuple[Tensor | None, Tensor | None] = biases if bias else (None, None)
-    packing: tuple[Tensor | Int8Weight, Tensor | Int8Weight]
+    packing: tuple[Tensor | QuantizedWeight, Tensor | QuantizedWeight]
     if int8:
-        rounded = [_rounded(gate_up), _rounded(down)]
-        gate_up, down = (each.values.double() * each.scales.double()[..., None] for each in rounded)
-        packing = rounded[0], rounded[1]
+        packing = rounded = quantize(gate_up), quantize(down)
+        gate_up, down = (each.codes.double() * each.scales.double() for each in rounded)
     else:
         gate_up, down = packing = gate_up.to(dtype), down.to(dtype)
     packed = PackedExperts.of(packing[0], packing[1], *given, activation=activation, dtype=dtype)
     assert packed is not None, "this machine has no compiler, which the README asks for"
     return Mixture(ExpertTensors(gate_up, down, *given, activation), packed)
-
-
-def _rounded(weights: Tensor) -> Int8Weight:
-    values, scales = zip(*map(quantize, weights), strict=True)
-    return Int8Weight(torch.stack(values), torch.stack(scales))
 
 
 def chosen(tokens: int, experts: int, top_k: int, kind: str) -> Tensor:

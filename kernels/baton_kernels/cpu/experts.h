@@ -8,14 +8,9 @@
 
 namespace {
 
-// These two structures have the layout of the ctypes ones in baton_kernels.cpu.experts.
-struct ExpertProjection {
-    const void* packed;          // panels, expert by expert
-    const float *scales, *bias;  // in the order of the panels' columns; null: none
-};
-
+// This structure has the layout of the ctypes one in baton_kernels.cpu.experts.
 struct Experts {
-    ExpertProjection gate_up, down;
+    Matrix gate_up, down;  // of all experts, expert by expert
     Activation activation;
     int64_t experts, hidden, inner, gated;
 };
@@ -66,7 +61,7 @@ int64_t sort_pairs(const Experts& e, const Chosen& c, const PairMemory<T>& m, in
     for (int64_t p = 0; p < number; ++p)
         if (is_here(p)) ++m.counts[c.experts[p]];
     const int64_t chosen = e.experts - std::count(m.counts, m.counts + e.experts, 0);
-    const int64_t longest = chosen * panels >= 8 * threads ? INT8_ROWS : 16 * TILE_ROWS;
+    const int64_t longest = chosen * panels >= 8 * threads ? MOST_ROWS : 16 * TILE_ROWS;
     int64_t runs = 0, start = 0;
     for (int64_t i = 0; i < e.experts; ++i) {
         const int64_t count = m.counts[i];
@@ -79,33 +74,6 @@ int64_t sort_pairs(const Experts& e, const Chosen& c, const PairMemory<T>& m, in
         if (m.rows[p] >= 0) m.pairs[m.rows[p]] = int32_t(p);
     }
     return runs;
-}
-
-// Rows of x times one panel of one expert, and of the bias: calls done(row, its 64 sums).
-template <class T, class F>
-inline void times_panel(const ExpertProjection& l, int64_t inputs, const T* x, int64_t rows, int64_t panel, int64_t next,
-                        F done) {
-    const int64_t steps = inputs / PER_WORD<T>;
-    const float* const scales = l.scales ? l.scales + panel * PANEL : nullptr;
-    const float* const bias = l.bias ? l.bias + panel * PANEL : nullptr;
-    const auto finish = [&](int64_t r, float* row) {
-        if (scales)
-            for (int j = 0; j < PANEL; ++j) row[j] *= scales[j] / Int8<T>::ONE;
-        if (bias)
-            for (int j = 0; j < PANEL; ++j) row[j] += bias[j];
-        done(r, row);
-    };
-    const int32_t* const b = static_cast<const int32_t*>(l.packed);
-    const Int8<T> narrow{static_cast<const int8_t*>(l.packed) + panel * inputs * PANEL, steps * Int8<T>::STEP};
-    if (!scales) times_words<T>(words(x), rows, b + panel * steps * PANEL, b + next * steps * PANEL, steps, finish);
-    else if (rows <= WIDE_ROWS) times_int8<T>(words(x), rows, WIDE_ROWS, narrow, steps, finish);
-    else times_slices<T>(words(x), rows, narrow, steps, finish);
-}
-
-template <class T> inline void take_row(const T* from, int64_t size, float factor, T* to) {
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) put(to + i, floats(from + i) * factor);
-    for (; i < size; ++i) put(to + i, to_float(from[i]) * factor);
 }
 
 // The sum of a token's products, in the order of its experts.
@@ -137,7 +105,8 @@ void run_experts(const Experts& e, const T* x, const Chosen& c, T* out, void* me
 #pragma omp for
         for (int64_t p = 0; p < number; ++p)
             if (m.rows[p] >= 0)
-                take_row(x + p / c.top_k * e.hidden, e.hidden, c.weighs_input ? c.weights[p] : 1, m.x + m.rows[p] * e.hidden);
+                take_row(x + p / c.top_k * e.hidden, e.hidden, e.gate_up.order, c.weighs_input ? c.weights[p] : 1,
+                         m.x + m.rows[p] * e.hidden);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < runs * inner_panels; ++task) {
             const ExpertRun run = m.runs[task / inner_panels];

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from baton_kernels.activation_kind import Activation
 from baton_kernels.cpu.library import KINDS, Native, pointer
-from baton_kernels.cpu.linear import PANEL, NativeActivation, in_panels, kernels_for
+from baton_kernels.cpu.linear import NativeActivation, activations_type, kernels_for
+from baton_kernels.cpu.packing import NativeMatrix, PackedMatrix, fits
 from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.routing_rule import SCORES, Routing
 
@@ -70,59 +71,15 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor
     return chosen, weights
 
 
-class _Projection(ctypes.Structure):
-    _fields_ = (("packed", _POINTER), ("scales", _POINTER), ("bias", _POINTER))
-
-
 class NativeExperts(ctypes.Structure):
     """The addresses and sizes of packed experts."""
 
     _fields_ = (
-        ("gate_up", _Projection),
-        ("down", _Projection),
+        ("gate_up", NativeMatrix),
+        ("down", NativeMatrix),
         ("activation", NativeActivation),
         *((name, _COUNT) for name in ("experts", "hidden", "inner", "gated")),
     )
-
-
-class _PackedProjections:
-    """A projection [E, rows, inputs] of every expert, each in panels like a ``PackedWeight``'s."""
-
-    def __init__(
-        self,
-        kernels: Native,
-        weight: Tensor | QuantizedWeight,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        gated: bool,
-    ) -> None:
-        source = (weight.codes if isinstance(weight, QuantizedWeight) else weight).contiguous()
-        experts, rows, inputs = source.shape
-        panels = -(-rows // PANEL) if not gated else -(-rows // 2 // (PANEL // 2))
-        self.packed = torch.empty((experts, panels * PANEL * inputs), dtype=source.dtype)
-        kernels.advise(self.packed.data_ptr(), self.packed.nbytes)
-        pack = kernels.pack_int8 if isinstance(weight, QuantizedWeight) else kernels.pack
-        kind, threads = KINDS[dtype], torch.get_num_threads()
-        for expert, packed in zip(source, self.packed, strict=True):
-            pack(kind, expert.data_ptr(), rows, inputs, gated, packed.data_ptr(), threads)
-        self.scales = (
-            _each_in_panels(weight.scales[..., 0], panels, gated)
-            if isinstance(weight, QuantizedWeight)
-            else None
-        )
-        self.bias = None if bias is None else _each_in_panels(bias.float(), panels, gated)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.packed, self.scales, self.bias) if t is not None)
-
-    @property
-    def native(self) -> _Projection:
-        return _Projection(self.packed.data_ptr(), pointer(self.scales), pointer(self.bias))
-
-
-def _each_in_panels(of_rows: Tensor, panels: int, gated: bool) -> Tensor:
-    return torch.stack([in_panels(of_expert, panels, gated) for of_expert in of_rows])
 
 
 class PackedExperts:
@@ -140,10 +97,11 @@ class PackedExperts:
     ) -> None:
         self._kernels = kernels
         self._dtype = dtype
-        experts, self.hidden, self.inner = _values(down).shape
-        gated = _values(gate_up).shape[1] == 2 * self.inner
-        self._gate_up = _PackedProjections(kernels, gate_up, gate_up_bias, dtype, gated=gated)
-        self._down = _PackedProjections(kernels, down, down_bias, dtype, gated=False)
+        experts, self.hidden, self.inner = down.shape
+        gated = gate_up.shape[1] == 2 * self.inner
+        chosen = _rows_in_order(down, gated)
+        self._gate_up = PackedMatrix(kernels, gate_up, gate_up_bias, dtype, gated=gated, chosen=chosen)
+        self._down = PackedMatrix(kernels, down, down_bias, dtype, gated=False)
         self.native = NativeExperts(
             gate_up=self._gate_up.native,
             down=self._down.native,
@@ -169,16 +127,12 @@ class PackedExperts:
         [E, inner, hidden], down [E, hidden, inner] and biases [E, rows]; None if plain torch has to multiply
         them: on another device, of another type, without kernels, of an odd size.
 
-        ``dtype``: the type of the activations; None: the weights' own, which int8 weights do not have."""
-        values = _values(down)
-        dtype = dtype or values.dtype
-        fits = values.shape[1] % 2 == 0 and values.shape[2] % 2 == 0
-        for weight in (gate_up, down):
-            if isinstance(weight, QuantizedWeight) and (
-                weight.format != "int8" or weight.scales.shape[-1] != 1
-            ):
-                return None
-        kernels = kernels_for(values.device, dtype) if fits else None
+        ``dtype``: the type of the activations; None: the weights' own, which quantized weights do not
+        have."""
+        if not fits(gate_up) or not fits(down) or down.shape[1] % 2:
+            return None
+        dtype = activations_type(down, dtype)
+        kernels = kernels_for(down.device, dtype)
         if kernels is None:
             return None
         return cls(kernels, gate_up, down, gate_up_bias, down_bias, activation, dtype)
@@ -213,5 +167,9 @@ class PackedExperts:
         return out
 
 
-def _values(weight: Tensor | QuantizedWeight) -> Tensor:
-    return weight.codes if isinstance(weight, QuantizedWeight) else weight
+def _rows_in_order(down: Tensor | QuantizedWeight, gated: bool) -> Tensor | None:
+    """The rows of the gate and up projection in the order in which ``down``'s codes take their products, so
+    that these need not be put in order; None: as they are."""
+    if isinstance(down, Tensor) or down.order is None:
+        return None
+    return torch.cat((down.order, down.order + len(down.order))) if gated else down.order

@@ -8,14 +8,6 @@
 namespace {
 
 // These structures have the layout of the ctypes ones in baton_kernels.cpu.layers.
-struct Projection {
-    const void* packed;
-    const float *scales, *bias;  // null: none
-    int64_t inputs, outputs;
-    int gated;
-    Activation activation;
-};
-
 struct Mixture {  // of experts
     Projection router;                       // its outputs are floats
     Routing routing;
@@ -121,23 +113,20 @@ template <class T>
 void run_mixture(const Mixture& m, const MixtureMemory<T>& memory, const T* x, int64_t tokens, T* inner, T* out,
                  int threads) {
     const int64_t hidden = m.experts.hidden;
-    const auto multiply = [&](const Projection& p, const void* from, void* to) {
-        return Linear{from, p.packed, p.scales, p.bias, to, tokens, p.inputs, p.outputs, p.gated, p.activation};
-    };
     if (m.router_is_float) {
         for (int64_t i = 0; i < tokens * hidden; ++i) memory.inputs[i] = to_float(x[i]);
-        linear<float, float>(multiply(m.router, memory.inputs.get(), memory.logits.get()), threads);
+        linear(m.router, memory.inputs.get(), tokens, memory.logits.get(), threads);
     } else {
-        linear<T, float>(multiply(m.router, x, memory.logits.get()), threads);
+        linear(m.router, x, tokens, memory.logits.get(), threads);
     }
     route(m.routing, memory.logits.get(), tokens, memory.chosen.get(), memory.weights.get(), threads);
     const Chosen chosen{memory.chosen.get(), memory.weights.get(), tokens, m.routing.top_k, m.weighs_input};
     run_experts(m.experts, x, chosen, out, memory.pairs.get(), threads);
     if (!m.shared_down.packed) return;
-    linear<T, T>(multiply(m.shared_gate_up, x, inner), threads);
-    linear<T, T>(multiply(m.shared_down, inner, memory.shared.get()), threads);
+    linear(m.shared_gate_up, x, tokens, inner, threads);
+    linear(m.shared_down, inner, tokens, memory.shared.get(), threads);
     float* const logits = m.shared_gate.packed ? memory.weights.get() : nullptr;  // no longer needed
-    if (logits) linear<T, float>(multiply(m.shared_gate, x, logits), threads);
+    if (logits) linear(m.shared_gate, x, tokens, logits, threads);
     add_part(memory.shared.get(), logits, tokens, hidden, out, threads);
 }
 
@@ -178,8 +167,7 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
     std::unique_ptr<float[]> squares(new float[2 * s.tokens]);
     std::unique_ptr<MixtureMemory<T>> memory;  // all mixtures of a stack have the same sizes
     const auto times = [&](const Projection& p, const T* x, T* out) {
-        const Linear l{x, p.packed, p.scales, p.bias, out, s.tokens, p.inputs, p.outputs, p.gated, p.activation};
-        timed(matmul, [&] { linear<T, T>(l, threads); });
+        timed(matmul, [&] { linear(p, x, s.tokens, out, threads); });
     };
     const auto add = [&](const T* x, const Norm& norm, const Norm& post, float factor) {
         add_norm(x, s.residual, norm, post, factor, s.tokens, m.hidden, normed, threads);

@@ -14,7 +14,7 @@ from baton_kernels.cpu.attention import CpuPlan, numbers_of_heads, window_number
 from baton_kernels.cpu.experts import NativeExperts, NativeRouting, PackedExperts
 from baton_kernels.cpu.latent import WIDTH, CpuLatentPlan
 from baton_kernels.cpu.library import KINDS, pointer
-from baton_kernels.cpu.linear import NativeActivation, PackedWeight
+from baton_kernels.cpu.linear import NativeProjection, PackedWeight
 from baton_kernels.cpu.rows import NativeNorm, takes
 from baton_kernels.kv_layout import KVPlace
 from baton_kernels.latent_norms import LatentNorms
@@ -26,24 +26,12 @@ from baton_kernels.window import Window
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-class _Projection(ctypes.Structure):
-    _fields_ = (
-        ("packed", _POINTER),
-        ("scales", _POINTER),
-        ("bias", _POINTER),
-        ("inputs", _COUNT),
-        ("outputs", _COUNT),
-        ("gated", ctypes.c_int),
-        ("activation", NativeActivation),
-    )
-
-
 class _Mixture(ctypes.Structure):
     _fields_ = (
-        ("router", _Projection),
+        ("router", NativeProjection),
         ("routing", NativeRouting),
         ("experts", NativeExperts),
-        *((name, _Projection) for name in ("shared_gate_up", "shared_down", "shared_gate")),
+        *((name, NativeProjection) for name in ("shared_gate_up", "shared_down", "shared_gate")),
         ("weighs_input", ctypes.c_int),
         ("router_is_float", ctypes.c_int),
     )
@@ -51,7 +39,7 @@ class _Mixture(ctypes.Structure):
 
 class _LatentLayer(ctypes.Structure):
     _fields_ = (
-        ("queries", _Projection),
+        ("queries", NativeProjection),
         ("norms", NativeNorm * 2),
         ("up", _POINTER),
         *((name, _COUNT) for name in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")),
@@ -62,7 +50,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, NativeNorm) for name in ("input_norm", "mlp_norm", "attention_post", "mlp_post")),
         *((name, _POINTER) for name in ("q_norm", "k_norm", "sinks")),
-        *((name, _Projection) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, NativeProjection) for name in ("qkv", "o", "gate_up", "down")),
         ("mixture", ctypes.POINTER(_Mixture)),
         ("latent", ctypes.POINTER(_LatentLayer)),
         *((name, _COUNT) for name in ("window", "angles", "table", "index")),
@@ -313,7 +301,7 @@ def _latent(weights: LatentWeights | None) -> _LatentLayer | None:
     if weights is None:
         return None
     return _LatentLayer(
-        queries=_projection(weights.queries),
+        queries=weights.queries.native,
         norms=(NativeNorm * 2)(NativeNorm.of(weights.norms.q), NativeNorm.of(weights.norms.kv)),
         up=pointer(weights.up),
         q_rank=weights.norms.q_rank,
@@ -335,24 +323,24 @@ def _mixture(mlp: tuple[PackedWeight, PackedWeight] | MixtureWeights) -> _Mixtur
         return None
     experts = mlp.experts.native.experts
     mixture = _Mixture(
-        router=_projection(mlp.router),
+        router=mlp.router.native,
         routing=NativeRouting.of(mlp.routing, experts, mlp.correction),
         experts=mlp.experts.native,
         weighs_input=mlp.routing.weighs_input,
         router_is_float=mlp.router.dtype == torch.float32,
     )
     if mlp.shared is not None:
-        mixture.shared_gate_up, mixture.shared_down = map(_projection, mlp.shared)
+        mixture.shared_gate_up, mixture.shared_down = (weight.native for weight in mlp.shared)
     if mlp.shared_gate is not None:
-        mixture.shared_gate = _projection(mlp.shared_gate)
+        mixture.shared_gate = mlp.shared_gate.native
     return mixture
 
 
 def _layer(weights: LayerWeights, mixture: _Mixture | None, latent: _LatentLayer | None) -> _Layer:
     heads, mlp = weights.head_norm, weights.mlp
-    gate_up, down = (_Projection(), _Projection())
+    gate_up, down = (NativeProjection(), NativeProjection())
     if not isinstance(mlp, MixtureWeights):
-        gate_up, down = map(_projection, mlp)
+        gate_up, down = (weight.native for weight in mlp)
     return _Layer(
         input_norm=NativeNorm.of(weights.input_norm),
         mlp_norm=NativeNorm.of(weights.mlp_norm),
@@ -361,8 +349,8 @@ def _layer(weights: LayerWeights, mixture: _Mixture | None, latent: _LatentLayer
         q_norm=pointer(heads.q if heads else None),
         k_norm=pointer(heads.k if heads else None),
         sinks=pointer(weights.sinks),
-        qkv=_projection(weights.qkv),
-        o=_projection(weights.o),
+        qkv=weights.qkv.native,
+        o=weights.o.native,
         gate_up=gate_up,
         down=down,
         mixture=None if mixture is None else ctypes.pointer(mixture),
@@ -374,16 +362,4 @@ def _layer(weights: LayerWeights, mixture: _Mixture | None, latent: _LatentLayer
         softcap=weights.softcap or 0.0,
         factor=weights.factor,
         whole_heads=isinstance(heads, WholeNorm),
-    )
-
-
-def _projection(weight: PackedWeight) -> _Projection:
-    return _Projection(
-        packed=pointer(weight.packed),
-        scales=pointer(weight.scales),
-        bias=pointer(weight.bias),
-        inputs=weight.inputs,
-        outputs=weight.outputs,
-        gated=weight.gated,
-        activation=weight.activation,
     )

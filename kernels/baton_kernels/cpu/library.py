@@ -25,8 +25,8 @@ _SIGNATURES = {
     "baton_bind_threads": (_P, _I),
     "baton_advise": (_P, _L),
     "baton_pack": (_I, _P, _L, _L, _I, _P, _I),
-    "baton_pack_int8": (_I, _P, _L, _L, _I, _P, _I),
-    "baton_linear": (_I, _I, _P, _P, _P, _P, _P, _L, _L, _L, _I, _I, _F, _I),
+    "baton_pack_codes": (_I, _P, _L, _L, _I, _P, _I),
+    "baton_linear": (_I, _I, _P, _P, _L, _P, _I),
     "baton_route": (_P, _P, _L, _P, _P, _I),
     "baton_experts_memory": (_I, _P, _L),
     "baton_experts": (_I, _P, _P, _P, _P, _P, _L, _L, _I, _P, _I),
@@ -59,7 +59,7 @@ class Native:
         self.bind_threads = library.baton_bind_threads
         self.advise = library.baton_advise
         self.pack = library.baton_pack
-        self.pack_int8 = library.baton_pack_int8
+        self.pack_codes = library.baton_pack_codes
         self.linear = library.baton_linear
         self.route = library.baton_route
         self.experts_memory = library.baton_experts_memory

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from baton_kernels.activation_kind import GATED, UNGATED, Activation
 from baton_kernels.activation_kind import KINDS as ACTIVATIONS
-from baton_kernels.cpu.library import KINDS, Native, native, pointer
+from baton_kernels.cpu.library import KINDS, Native, native
+from baton_kernels.cpu.packing import NativeMatrix, PackedMatrix, fits
 from baton_kernels.quantized import QuantizedWeight
-
-PANEL = 64
 
 
 class NativeActivation(ctypes.Structure):
@@ -28,9 +27,20 @@ class NativeActivation(ctypes.Structure):
         return cls(1 + ACTIVATIONS.index(activation.kind), activation.number)
 
 
+class NativeProjection(ctypes.Structure):
+    """A packed weight, its sizes and what follows its product."""
+
+    _fields_ = (
+        ("matrix", NativeMatrix),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("gated", ctypes.c_int),
+        ("activation", NativeActivation),
+    )
+
+
 class PackedWeight:
-    """A weight [outputs, inputs] in panels of 64 outputs. A panel is 32-bit words [inputs in words, 64], or
-    int8 in the order in which they become those words.
+    """A weight [outputs, inputs] as the kernels read it.
 
     ``gated``: the weight is two of [outputs / 2, inputs], and the product is the activated first half's times
     the second half's. Otherwise an ``activation`` is applied to each output.
@@ -46,29 +56,17 @@ class PackedWeight:
         activation: Activation | None,
     ) -> None:
         self._kernels = kernels
-        self.gated = gated
-        self.activation = NativeActivation.of(activation)
         self.dtype = dtype
-        source = weight.codes if isinstance(weight, QuantizedWeight) else weight
-        rows, self.inputs = source.shape
+        rows, self.inputs = weight.shape
         self.outputs = rows // 2 if gated else rows
-        width = PANEL // 2 if gated else PANEL
-        panels = -(-self.outputs // width)
-        self.packed = torch.empty(panels * PANEL * self.inputs, dtype=source.dtype)
-        kernels.advise(self.packed.data_ptr(), self.packed.nbytes)
-        pack = kernels.pack_int8 if isinstance(weight, QuantizedWeight) else kernels.pack
-        pack(
-            KINDS[dtype],
-            source.contiguous().data_ptr(),
-            rows,
-            self.inputs,
-            gated,
-            self.packed.data_ptr(),
-            torch.get_num_threads(),
+        self._matrix = PackedMatrix(kernels, weight, bias, dtype, gated=gated)
+        self.native = NativeProjection(
+            matrix=self._matrix.native,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            gated=gated,
+            activation=NativeActivation.of(activation),
         )
-        scales = weight.scales if isinstance(weight, QuantizedWeight) else None
-        self.scales = None if scales is None else in_panels(scales[:, 0], panels, gated)
-        self.bias = None if bias is None else in_panels(bias.float(), panels, gated)
 
     @classmethod
     def of(
@@ -81,24 +79,21 @@ class PackedWeight:
         activation: Activation | None = None,
     ) -> PackedWeight | None:
         """The packed weight; None if plain torch has to multiply it: on another device, of another type,
-        without kernels.
+        without kernels, with an odd number of inputs in all or in a group.
 
-        ``dtype``: the type of the activations; None: the weight's own, which int8 weights do not have.
+        ``dtype``: the type of the activations; None: the weight's own, which quantized weights do not have.
         ValueError for an ``activation`` that does not go with ``gated``."""
         if activation is None if gated else activation is not None and activation.kind in GATED:
             raise ValueError(f"activation is {activation}; allowed with gated={gated}: " + _allowed(gated))
-        values = weight.codes if isinstance(weight, QuantizedWeight) else weight
-        dtype = dtype or values.dtype
-        fits = values.shape[1] % 2 == 0
-        if isinstance(weight, QuantizedWeight) and (weight.format != "int8" or weight.scales.shape[-1] != 1):
+        kernels = kernels_for(weight.device, activations_type(weight, dtype)) if fits(weight) else None
+        if kernels is None:
             return None
-        kernels = kernels_for(values.device, dtype) if fits else None
-        return None if kernels is None else cls(kernels, weight, dtype, bias, gated, activation)
+        return cls(kernels, weight, activations_type(weight, dtype), bias, gated, activation)
 
     @property
     def nbytes(self) -> int:
         """The memory that the packed weight takes, in bytes."""
-        return sum(t.nbytes for t in (self.packed, self.scales, self.bias) if t is not None)
+        return self._matrix.nbytes
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [T, inputs] of the type that the weight was packed for -> [T, outputs], of ``out_dtype`` (None:
@@ -110,20 +105,23 @@ class PackedWeight:
         self._kernels.linear(
             KINDS[x.dtype],
             KINDS[out.dtype],
+            ctypes.addressof(self.native),
             x.data_ptr(),
-            self.packed.data_ptr(),
-            pointer(self.scales),
-            pointer(self.bias),
-            out.data_ptr(),
             x.shape[0],
-            self.inputs,
-            self.outputs,
-            self.gated,
-            self.activation.kind,
-            self.activation.number,
+            out.data_ptr(),
             torch.get_num_threads(),
         )
         return out
+
+
+def activations_type(weight: Tensor | QuantizedWeight, dtype: torch.dtype | None) -> torch.dtype:
+    """The type of the activations that are multiplied with a weight, if ``dtype`` is None the weight's own.
+    ValueError for a quantized weight without a type."""
+    if dtype is not None:
+        return dtype
+    if isinstance(weight, QuantizedWeight):
+        raise ValueError("dtype is None; allowed for a quantized weight: the type of the activations")
+    return weight.dtype
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> Native | None:
@@ -133,12 +131,3 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Native | None:
 
 def _allowed(gated: bool) -> str:
     return ", ".join(ACTIVATIONS) if gated else ", ".join(("None", *UNGATED))
-
-
-def in_panels(of_rows: Tensor, panels: int, gated: bool) -> Tensor:
-    """float32, one for each row of the weight -> [panels * 64] in the order of the panels' columns."""
-    if not gated:
-        return torch.nn.functional.pad(of_rows, (0, panels * PANEL - len(of_rows)))
-    half = PANEL // 2
-    halves = torch.nn.functional.pad(of_rows.view(2, -1), (0, panels * half - len(of_rows) // 2))
-    return halves.view(2, panels, half).transpose(0, 1).reshape(-1).contiguous()

@@ -1,8 +1,10 @@
-// Matmul with packed weights of floats, bfloat16 and int8.
+// Matmul with packed weights, which are words or codes that become words.
 
 #pragma once
 
 #include "activation.h"
+#include "codes.h"
+#include "sums.h"
 
 namespace {
 
@@ -20,51 +22,23 @@ struct Words {
     void ahead(int64_t s, int j) const { __builtin_prefetch(at(s, j) + BYTES_AHEAD / 4); }
 };
 
-// Int8 weights that become words in registers. They lie in streams of one vector a step. A lane holds four bytes: the
-// words of four columns of a panel with floats, of two columns with bfloat16.
-template <class T> struct Int8 {
-    // The scale of the words: each byte is read at the top of a lane.
-    static constexpr float ONE = 1 << 24;
-    static constexpr int STEP = 4 * LANES;  // bytes of a stream
-
-    const int8_t* panel;
-    int64_t apart;  // from a stream to the next
-
-    // The index of number n of the word of column c of step s.
-    int64_t place(int64_t s, int c, int n) const {
-        const int byte = c / LANES * PER_WORD<T> + n;
-        return byte / 4 * apart + s * STEP + c % LANES * 4 + byte % 4;
-    }
-    vf bytes(int64_t s, int byte) const {
-        vi lanes;
-        std::memcpy(&lanes, panel + byte / 4 * apart + s * STEP, sizeof lanes);
-        return __builtin_convertvector((lanes << (24 - byte % 4 * 8)) & int32_t(0xff000000), vf);
-    }
-    vi operator()(int64_t s, int j) const {
-        if constexpr (PER_WORD<T> == 1) return (vi)bytes(s, j);
-        else return (vi)((vu)bytes(s, 2 * j) >> 16 | (vu)bytes(s, 2 * j + 1));  // exact: seven bits
-    }
-    void ahead(int64_t s, int j) const {
-        const int byte = j * PER_WORD<T>;
-        if (byte % 4 == 0) __builtin_prefetch(panel + byte / 4 * apart + s * STEP + BYTES_AHEAD / 2);
-    }
-    Int8 from(int64_t step) const { return {panel + step * STEP, apart}; }
-};
-
-// Int8 weights whose words are kept, as a slice of a panel, for the rows that follow.
-template <class T> struct Kept : Int8<T> {
+// Codes whose words are kept, as a slice of a panel, for the rows that follow.
+template <class F, class T> struct Kept : Codes<F, T> {
     int32_t* slice;
     vi operator()(int64_t s, int j) const {
-        const vi word = Int8<T>::operator()(s, j);
-        store(slice + place(j * LANES, s, INT8_STEPS), word);
+        const vi word = Codes<F, T>::operator()(s, j);
+        store(slice + place(j * LANES, s, MOST_STEPS), word);
         return word;
     }
 };
 
-// A slice of kept words; ``ahead`` prefetches the next slice's bytes.
-template <class T> struct Slice : Words {
-    Int8<T> next;
-    void ahead(int64_t s, int j) const { next.ahead(s, j); }
+// A slice of kept words; ``ahead`` prefetches the codes of the next, of which TOGETHER vectors are in a stream.
+template <class T, int TOGETHER> struct Slice : Words {
+    const uint8_t* next;
+    int64_t apart;
+    void ahead(int64_t s, int j) const {
+        if (j % TOGETHER == 0) __builtin_prefetch(next + j / TOGETHER * apart + s * PER_WORD<T> / 2 * 4 * LANES);
+    }
 };
 
 // Words that are cached since the first rows were multiplied; ``ahead`` prefetches others, ``lines`` cache lines a
@@ -78,10 +52,11 @@ struct Cached : Words {
     }
 };
 
-// acc[r] += row r of a (its words lie lda apart from the next row's) times V vectors of a panel from the first.
+// acc[r] += row r of a (its words lie lda apart from the next row's) times V vectors of a panel from the first, in the
+// steps between two.
 template <class T, int R, int V, class B>
-inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, vf (&acc)[R][V]) {
-    for (int64_t s = 0; s < steps; ++s) {
+inline void tile(const int32_t* a, int64_t lda, const B& b, int first, int64_t start, int64_t end, vf (&acc)[R][V]) {
+    for (int64_t s = start; s < end; ++s) {
         vi column[V];
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) {
@@ -114,12 +89,13 @@ template <int R, int V> inline void add_products(const vf (&column)[V], const fl
 }
 
 template <int R, int V, class B>
-inline void tile_of_floats(const int32_t* a, int64_t lda, B b, int first, int64_t steps, vf (&sums)[R][V]) {
+inline void tile_of_floats(const int32_t* a, int64_t lda, const B& b, int first, int64_t start, int64_t end,
+                           vf (&sums)[R][V]) {
     alignas(64) float rows[R][2 * FLOAT_STEPS];
     vf acc[R][V];
     std::memcpy(&acc, &sums, sizeof acc);
-    for (int64_t from = 0; from < steps; from += FLOAT_STEPS) {
-        const int64_t count = std::min(FLOAT_STEPS, steps - from);
+    for (int64_t from = start; from < end; from += FLOAT_STEPS) {
+        const int64_t count = std::min(FLOAT_STEPS, end - from);
         for (int r = 0; r < R; ++r) {
             const bf16* row = reinterpret_cast<const bf16*>(a + r * lda + from);
             int64_t i = 0;
@@ -146,42 +122,34 @@ inline void tile_of_floats(const int32_t* a, int64_t lda, B b, int first, int64_
 }
 #endif
 
-// R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart. ``more``: add to the sums.
-template <class T, int R, int V = TILE_VECS, class B>
-inline void tile_to(const int32_t* a, int64_t lda, B b, int64_t steps, float* sums, int64_t stride, bool more) {
-    for (int j = 0; j < VECS; j += V) {
-        vf acc[R][V];
-        for (int r = 0; r < R; ++r)
-            for (int i = 0; i < V; ++i) acc[r][i] = more ? load(sums + r * stride + (j + i) * LANES) : vf{};
+template <class T, int R, int V, class B>
+inline void add_steps(const int32_t* a, int64_t lda, const B& b, int first, int64_t start, int64_t end, vf (&acc)[R][V]) {
 #if defined(BF16_AS_FLOATS)
-        if constexpr (std::is_same_v<T, bf16>) tile_of_floats<R, V>(a, lda, b, j, steps, acc);
-        else
+    if constexpr (std::is_same_v<T, bf16>) return tile_of_floats<R, V>(a, lda, b, first, start, end, acc);
 #endif
-            tile<T, R, V>(a, lda, b, j, steps, acc);
+    tile<T, R, V>(a, lda, b, first, start, end, acc);
+}
+
+// R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart.
+template <class T, int R, class B>
+inline void tile_to(const int32_t* a, int64_t lda, const B& b, int64_t steps, float* sums, int64_t stride) {
+    for (int j = 0; j < VECS; j += TILE_VECS) {
+        vf acc[R][TILE_VECS] = {};
+        add_steps<T, R, TILE_VECS>(a, lda, b, j, 0, steps, acc);
         for (int r = 0; r < R; ++r)
-            for (int i = 0; i < V; ++i) store(sums + r * stride + (j + i) * LANES, acc[r][i]);
+            for (int i = 0; i < TILE_VECS; ++i) store(sums + r * stride + (j + i) * LANES, acc[r][i]);
     }
 }
 
 template <class T, class B>
-inline void rows_by(int rows, const int32_t* a, int64_t lda, B b, int64_t steps, float* sums, int64_t stride,
-                    bool more = false) {
+inline void rows_by(int rows, const int32_t* a, int64_t lda, const B& b, int64_t steps, float* sums, int64_t stride) {
     switch (rows) {
-        case 1: return tile_to<T, 1>(a, lda, b, steps, sums, stride, more);
-        case 2: return tile_to<T, 2>(a, lda, b, steps, sums, stride, more);
-        case 3: return tile_to<T, 3>(a, lda, b, steps, sums, stride, more);
-        case 4: return tile_to<T, 4>(a, lda, b, steps, sums, stride, more);
-        case 5: return tile_to<T, 5>(a, lda, b, steps, sums, stride, more);
-        case 6: return tile_to<T, 6>(a, lda, b, steps, sums, stride, more);
-    }
-    // Half as many vectors at a time, for int8: no word is made twice.
-    if constexpr (std::is_same_v<B, Int8<T>>) switch (rows) {
-        case 7: return tile_to<T, 7, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
-        case 8: return tile_to<T, 8, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
-        case 9: return tile_to<T, 9, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
-        case 10: return tile_to<T, 10, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
-        case 11: return tile_to<T, 11, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
-        case 12: return tile_to<T, 12, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
+        case 1: return tile_to<T, 1>(a, lda, b, steps, sums, stride);
+        case 2: return tile_to<T, 2>(a, lda, b, steps, sums, stride);
+        case 3: return tile_to<T, 3>(a, lda, b, steps, sums, stride);
+        case 4: return tile_to<T, 4>(a, lda, b, steps, sums, stride);
+        case 5: return tile_to<T, 5>(a, lda, b, steps, sums, stride);
+        case 6: return tile_to<T, 6>(a, lda, b, steps, sums, stride);
     }
 }
 template <class T>
@@ -230,75 +198,168 @@ inline void times_words(const int32_t* a, int64_t rows, const int32_t* panel, co
     });
 }
 
-// Rows of a times one panel of int8, in tiles of at most ``highest`` rows.
-template <class T, class F>
-inline void times_int8(const int32_t* a, int64_t rows, int64_t highest, Int8<T> b, int64_t steps, F done) {
-    in_tiles(rows, highest, [&](int64_t first, int64_t count) {
-        alignas(64) float sums[WIDE_ROWS * PANEL];
-        rows_by<T>(int(count), a + first * steps, steps, b, steps, sums, PANEL);
-        for (int64_t r = 0; r < count; ++r) done(first + r, sums + r * PANEL);
-    });
+// The groups of a slice of a panel of codes.
+struct Groups {
+    int64_t steps, size;  // of the slice, and of a group
+    int number;
+    bool has_zeros;
+    alignas(64) float scales[MOST_GROUPS * PANEL], zeros[MOST_GROUPS * PANEL];  // the zeros: see widen_zeros
+
+    Groups(const Matrix& m, int64_t panel, int64_t panel_groups, int64_t first, int64_t steps, int64_t size)
+        : steps(steps), size(size), number(int((steps + size - 1) / size)), has_zeros(m.zeros) {
+        const int64_t at = (panel * panel_groups + first) * PANEL, count = number * PANEL;
+        if (m.scales) widen_scales(m.scale_type, m.scales, at, count, scales);
+        else std::fill_n(scales, count, 1.0f);
+        if (m.zeros) widen_zeros(m.zeros, at, count, one_of(m.format), zeros);
+    }
+};
+
+// The sum of the numbers of so many words.
+template <class T> inline float sum_of_words(const int32_t* a, int64_t count) {
+    Sum sum;
+    along(count * PER_WORD<T>, [&](int64_t i, auto v) { sum += get<decltype(v)>(reinterpret_cast<const T*>(a) + i); });
+    return sum.total();
 }
 
-// Rows of a times one panel of int8, for up to INT8_ROWS rows: slice by slice of the panel, the first rows make the
-// words for all. The sums run in the same order.
-template <class T, class F>
-inline void times_slices(const int32_t* a, int64_t rows, Int8<T> b, int64_t steps, F done) {
-    alignas(64) float sums[INT8_ROWS * PANEL];
-    alignas(64) int32_t slice[INT8_STEPS * PANEL];
-    for (int64_t from = 0; from < steps; from += INT8_STEPS) {
-        const int64_t count = std::min<int64_t>(INT8_STEPS, steps - from);
-        const Int8<T> narrow = b.from(from), next = b.from(from + count);
+// sums [R, 64] += R rows of a times a slice of codes, each group's products added up by themselves.
+template <class T, int R, int V, class B>
+inline void add_groups(const int32_t* a, int64_t lda, const B& b, const Groups& g, float* sums) {
+    alignas(64) float of_rows[R][MOST_GROUPS];
+    if (g.has_zeros)
+        for (int r = 0; r < R; ++r)
+            for (int k = 0; k < g.number; ++k)
+                of_rows[r][k] = sum_of_words<T>(a + r * lda + k * g.size, std::min(g.size, g.steps - k * g.size));
+    for (int j = 0; j < VECS; j += V)
+        for (int k = 0; k < g.number; ++k) {
+            const float *scales = g.scales + k * PANEL + j * LANES, *zeros = g.zeros + k * PANEL + j * LANES;
+            vf acc[R][V] = {};
+            if (g.has_zeros)
+                for (int r = 0; r < R; ++r)
+                    for (int i = 0; i < V; ++i) acc[r][i] = load(zeros + i * LANES) * of_rows[r][k];
+            add_steps<T, R, V>(a, lda, b, j, k * g.size, std::min(g.steps, (k + 1) * g.size), acc);
+            for (int r = 0; r < R; ++r)
+                for (int i = 0; i < V; ++i) {
+                    float* const to = sums + r * PANEL + (j + i) * LANES;
+                    store(to, load(to) + acc[r][i] * load(scales + i * LANES));
+                }
+        }
+}
+
+// The same for any number of rows of a tile. Of more than TILE_ROWS, half as many vectors at a time: no word is made
+// twice.
+template <class T, class B>
+inline void add_rows(int rows, const int32_t* a, int64_t lda, const B& b, const Groups& g, float* sums) {
+    switch (rows) {
+        case 1: return add_groups<T, 1, TILE_VECS>(a, lda, b, g, sums);
+        case 2: return add_groups<T, 2, TILE_VECS>(a, lda, b, g, sums);
+        case 3: return add_groups<T, 3, TILE_VECS>(a, lda, b, g, sums);
+        case 4: return add_groups<T, 4, TILE_VECS>(a, lda, b, g, sums);
+        case 5: return add_groups<T, 5, TILE_VECS>(a, lda, b, g, sums);
+        case 6: return add_groups<T, 6, TILE_VECS>(a, lda, b, g, sums);
+        case 7: return add_groups<T, 7, TILE_VECS / 2>(a, lda, b, g, sums);
+        case 8: return add_groups<T, 8, TILE_VECS / 2>(a, lda, b, g, sums);
+        case 9: return add_groups<T, 9, TILE_VECS / 2>(a, lda, b, g, sums);
+        case 10: return add_groups<T, 10, TILE_VECS / 2>(a, lda, b, g, sums);
+        case 11: return add_groups<T, 11, TILE_VECS / 2>(a, lda, b, g, sums);
+        case 12: return add_groups<T, 12, TILE_VECS / 2>(a, lda, b, g, sums);
+    }
+}
+
+// Rows of a (at most MOST_ROWS) times one panel of codes: sums [rows, 64]. Slice by slice of the panel; the first of
+// many rows make a slice's words for all. The sums run in the same order for any number of rows.
+template <class F, class T>
+[[gnu::noinline]] void times_codes(const int32_t* a, int64_t rows, const Matrix& m, int64_t panel, int64_t steps,
+                                   float* sums) {
+    const int64_t inputs = steps * PER_WORD<T>, size = m.group ? m.group / PER_WORD<T> : MOST_STEPS;
+    const int64_t longest = std::min<int64_t>(MOST_STEPS / size, MOST_GROUPS) * size;
+    const Codes<F, T> codes(static_cast<const uint8_t*>(m.packed) + panel * Codes<F, T>::bytes(inputs),
+                            Codes<F, T>::stream_bytes(inputs));
+    std::fill_n(sums, rows * PANEL, 0.0f);
+    for (int64_t from = 0; from < steps; from += longest) {
+        const int64_t count = std::min(longest, steps - from);
+        const Groups groups(m, panel, steps / size, from / size, count, size);
+        const Codes<F, T> here = codes.from(from);
+        if (rows <= WIDE_ROWS) {
+            add_rows<T>(int(rows), a + from, steps, here, groups, sums);
+            continue;
+        }
+        alignas(64) int32_t words[MOST_STEPS * PANEL];
+        const Slice<T, Codes<F, T>::TOGETHER> slice{{words, MOST_STEPS}, here.at(count, 0), here.apart};
         in_tiles(rows, [&](int64_t first, int64_t n) {
             const int32_t* x = a + first * steps + from;
-            float* to = sums + first * PANEL;
-            if (first == 0) rows_by<T>(int(n), x, steps, Kept<T>{{narrow}, slice}, count, to, PANEL, from > 0);
-            else rows_by<T>(int(n), x, steps, Slice<T>{{slice, INT8_STEPS}, next}, count, to, PANEL, from > 0);
+            if (first == 0) add_rows<T>(int(n), x, steps, Kept<F, T>{here, words}, groups, sums);
+            else add_rows<T>(int(n), x, steps, slice, groups, sums + first * PANEL);
         });
     }
-    for (int64_t r = 0; r < rows; ++r) done(r, sums + r * PANEL);
 }
 
-struct Linear {
-    const void *x, *packed;
-    const float *scales, *bias;  // in the order of the panels' columns; null: none. Scales are for int8
-    void* out;
-    int64_t rows, inputs, outputs;
+// Rows of x times one panel, and of the bias: calls done(row, its 64 sums) for each. The panel ``next`` is probably
+// the calling thread's next one.
+template <class T, class F>
+inline void times_panel(const Matrix& m, int64_t inputs, const T* x, int64_t rows, int64_t panel, int64_t next, F done) {
+    const int64_t steps = inputs / PER_WORD<T>;
+    const float* const bias = m.bias ? m.bias + panel * PANEL : nullptr;
+    const auto finish = [&](int64_t r, float* row) {
+        if (bias)
+            for (int j = 0; j < PANEL; ++j) row[j] += bias[j];
+        done(r, row);
+    };
+    if (m.format == WORDS) {
+        const int32_t* const b = static_cast<const int32_t*>(m.packed);
+        return times_words<T>(words(x), rows, b + panel * steps * PANEL, b + next * steps * PANEL, steps, finish);
+    }
+    alignas(64) float sums[MOST_ROWS * PANEL], factors[PANEL];
+    by_format(m.format, [&](auto of) { times_codes<decltype(of), T>(words(x), rows, m, panel, steps, sums); });
+    const float one = one_of(m.format);
+    for (int j = 0; j < PANEL; ++j) factors[j] = m.factors[panel * PANEL + j] / one;
+    for (int64_t r = 0; r < rows; ++r) {
+        float* const row = sums + r * PANEL;
+        for (int j = 0; j < PANEL; ++j) row[j] *= factors[j];
+        finish(r, row);
+    }
+}
+
+// A row of x, each number times ``factor``, in the order of a weight's codes (null: as it is).
+template <class T> inline void take_row(const T* from, int64_t size, const int32_t* order, float factor, T* to) {
+    int64_t i = 0;
+    if (!order)
+        for (; i + LANES <= size; i += LANES) put(to + i, floats(from + i) * factor);
+    for (; i < size; ++i) put(to + i, to_float(from[order ? order[i] : i]) * factor);
+}
+
+// A weight and what follows its product. The layout is that of the ctypes structure in baton_kernels.cpu.linear.
+struct Projection : Matrix {
+    int64_t inputs, outputs;
     int gated;
     Activation activation;
 };
 
-template <class T, class Out> void linear(const Linear& l, int threads) {
+template <class T, class Out>
+void linear(const Projection& l, const T* x, int64_t rows, Out* out, int threads) {
     const int64_t width = l.gated ? PANEL / 2 : PANEL;  // outputs of a panel
-    const int64_t panels = (l.outputs + width - 1) / width, steps = l.inputs / PER_WORD<T>;
-    const int32_t* a = words(static_cast<const T*>(l.x));
-    Out* out = static_cast<Out*>(l.out);
+    const int64_t panels = (l.outputs + width - 1) / width;
+    std::unique_ptr<T[]> ordered;
+    if (l.order) {
+        ordered.reset(new T[rows * l.inputs]);
+#pragma omp parallel for num_threads(threads) if (rows > 16)
+        for (int64_t r = 0; r < rows; ++r) take_row(x + r * l.inputs, l.inputs, l.order, 1, ordered.get() + r * l.inputs);
+        x = ordered.get();
+    }
     // A prompt's rows are split into runs, so that there are tasks for many threads.
-    const int64_t whole = l.scales ? std::min<int64_t>(l.rows, INT8_ROWS) : l.rows;
-    const int64_t run = l.rows <= 4 * TILE_ROWS || panels >= 4 * threads ? whole : 16 * TILE_ROWS;
-    const int64_t runs = l.rows ? (l.rows + run - 1) / run : 0;
+    const int64_t whole = l.format == WORDS ? rows : std::min<int64_t>(rows, MOST_ROWS);
+    const int64_t run = rows <= 4 * TILE_ROWS || panels >= 4 * threads ? whole : 16 * TILE_ROWS;
+    const int64_t runs = rows ? (rows + run - 1) / run : 0;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int64_t task = 0; task < panels * runs; ++task) {
-        const int64_t panel = task / runs, start = task % runs * run, rows = std::min(run, l.rows - start);
+        const int64_t panel = task / runs, start = task % runs * run, count = std::min(run, rows - start);
         const int64_t column = panel * width, limit = std::min(l.outputs, column + width);
-        const auto done = [&](int64_t r, float* row) {
-            if (l.scales)
-                for (int j = 0; j < PANEL; ++j) row[j] *= l.scales[panel * PANEL + j] / Int8<T>::ONE;
-            if (l.bias)
-                for (int j = 0; j < PANEL; ++j) row[j] += l.bias[panel * PANEL + j];
+        times_panel(l, l.inputs, x + start * l.inputs, count, panel, panel + threads, [&](int64_t r, float* row) {
             if (l.gated) gate(row, PANEL / 2, l.activation);
             else if (l.activation.kind != LINEAR) activate(row, PANEL, l.activation);
             Out* to = out + (start + r) * l.outputs;
             for (int64_t j = 0; j < width && column + j < limit; j += LANES)
                 put_vec<Out>(to, column + j, limit, row + j);
-        };
-        const int32_t* x = a + start * steps;
-        const int32_t* b = static_cast<const int32_t*>(l.packed) + panel * steps * PANEL;
-        const Int8<T> narrow{static_cast<const int8_t*>(l.packed) + panel * l.inputs * PANEL, steps * Int8<T>::STEP};
-        // The probable next panel of this thread: as many panels on as there are threads.
-        if (!l.scales) times_words<T>(x, rows, b, b + threads * steps * PANEL, steps, done);
-        else if (rows <= WIDE_ROWS) times_int8<T>(x, rows, WIDE_ROWS, narrow, steps, done);
-        else times_slices<T>(x, rows, narrow, steps, done);
+        });
     }
 }
 
@@ -326,19 +387,33 @@ void pack(const T* weight, int64_t outputs, int64_t inputs, int gated, int32_t* 
         }
 }
 
-// Packs an int8 weight, for x of T.
-template <class T>
-void pack_int8(const int8_t* weight, int64_t outputs, int64_t inputs, int gated, int8_t* packed, int threads) {
-    const int64_t panels = panels_of(outputs, gated);
+// Packs codes [outputs, inputs] of a format, of which bytes hold one or two, the even input's in the low half. Int4
+// becomes two's complement of what is in excess of 8.
+template <class F>
+void pack_codes(const uint8_t* codes, int64_t outputs, int64_t inputs, int gated, uint8_t* packed, int threads) {
+    using S = Streams<F>;
+    const int64_t panels = panels_of(outputs, gated), row_bytes = inputs * F::BITS / 8;
 #pragma omp parallel for num_threads(threads)
-    for (int64_t panel = 0; panel < panels; ++panel)
+    for (int64_t panel = 0; panel < panels; ++panel) {
+        uint8_t* const to = packed + panel * S::bytes(inputs);
+        std::memset(to, 0, S::bytes(inputs));
         for (int c = 0; c < PANEL; ++c) {
-            const int64_t row = row_of(panel, c, outputs, gated);
-            int8_t* to = packed + panel * inputs * PANEL;
-            const Int8<T> layout{to, inputs / PER_WORD<T> * Int8<T>::STEP};
-            for (int64_t i = 0; i < inputs; ++i)
-                to[layout.place(i / PER_WORD<T>, c, i % PER_WORD<T>)] = row < 0 ? 0 : weight[row * inputs + i];
+            const int64_t row = row_of(panel, c, outputs, gated), j = c / LANES;
+            if (row < 0) continue;
+            const uint8_t* from = codes + row * row_bytes;
+            uint8_t* lane = to + j / S::TOGETHER * S::stream_bytes(inputs) + c % LANES * 4;
+            const int bit = int(j % S::TOGETHER) * F::BITS;
+            for (int64_t pair = 0; pair < inputs / 2; ++pair, lane += S::STEP) {
+                uint32_t even, odd, lanes;
+                if (F::BITS == 8) even = from[2 * pair], odd = from[2 * pair + 1];
+                else even = from[pair] & 15, odd = from[pair] >> 4;
+                if (std::is_same_v<F, Int4>) even ^= 8, odd ^= 8;
+                std::memcpy(&lanes, lane, sizeof lanes);
+                lanes |= even << bit | odd << (16 + bit);
+                std::memcpy(lane, &lanes, sizeof lanes);
+            }
         }
+    }
 }
 
 }  // namespace

@@ -47,20 +47,16 @@ void baton_pack(int kind, const void* weight, int64_t outputs, int64_t inputs, i
     else pack(static_cast<const float*>(weight), outputs, inputs, gated, packed, threads);
 }
 
-// ``kind``: the type of the activations.
-void baton_pack_int8(int kind, const int8_t* weight, int64_t outputs, int64_t inputs, int gated, int8_t* packed,
-                     int threads) {
-    if (kind) pack_int8<bf16>(weight, outputs, inputs, gated, packed, threads);
-    else pack_int8<float>(weight, outputs, inputs, gated, packed, threads);
+void baton_pack_codes(int format, const uint8_t* codes, int64_t outputs, int64_t inputs, int gated, uint8_t* packed,
+                      int threads) {
+    by_format(format, [&](auto of) { pack_codes<decltype(of)>(codes, outputs, inputs, gated, packed, threads); });
 }
 
-// ``scales``: the scales of an int8 weight; null for others.
-void baton_linear(int kind, int out_kind, const void* x, const void* packed, const float* scales, const float* bias,
-                  void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int activation, float number, int threads) {
-    const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated, {activation, number}};
-    if (!kind) linear<float, float>(l, threads);
-    else if (out_kind) linear<bf16, bf16>(l, threads);
-    else linear<bf16, float>(l, threads);
+void baton_linear(int kind, int out_kind, const void* projection, const void* x, int64_t rows, void* out, int threads) {
+    const Projection& l = *static_cast<const Projection*>(projection);
+    if (!kind) linear(l, static_cast<const float*>(x), rows, static_cast<float*>(out), threads);
+    else if (out_kind) linear(l, static_cast<const bf16*>(x), rows, static_cast<bf16*>(out), threads);
+    else linear(l, static_cast<const bf16*>(x), rows, static_cast<float*>(out), threads);
 }
 
 void baton_route(const void* routing, const float* logits, int64_t tokens, int32_t* chosen, float* weights,

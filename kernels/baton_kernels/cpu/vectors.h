@@ -49,8 +49,8 @@ constexpr int TILE_ROWS = 6, WIDE_ROWS = 12;
 
 constexpr int LINE = 16;  // words of a cache line
 constexpr int BYTES_AHEAD = 3072;  // bytes of a panel between the words in use and the words prefetched
-// Most rows that share the words made of int8, and the steps whose words are kept: both stay in L2.
-constexpr int INT8_ROWS = 64 * TILE_ROWS, INT8_STEPS = 256;
+// Most rows that share the words made of codes, and the most steps whose words are kept: both stay in L2.
+constexpr int MOST_ROWS = 64 * TILE_ROWS, MOST_STEPS = 256;
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
