@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton_kernels.activation import ALPHA, Activation
+from baton_kernels.activation import Activation
 from baton_kernels.activation_kind import GATED, UNGATED
+from baton_kernels.cuda.activation import active, gated
 from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.shapes import next_power_of_two
 from baton_kernels.norm import Norm
@@ -206,20 +207,6 @@ class _Parts:
         return cls(tensors, (norm.eps, norm.offset), norm.centered, bias is not None)
 
 
-@triton.jit
-def _active(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """The activation of x, float32; for what overflows in between, its limit."""
-    if KIND == "relu2":
-        return tl.where(x > 0.0, x * x, x * 0.0)
-    if KIND == "gelu_tanh":
-        # (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
-        steep = 1.5957691216057308 * (x + 0.044715 * x * x * x)
-    else:
-        tl.static_assert(KIND == "silu")
-        steep = x
-    return x / (1.0 + tl.exp(-steep))
-
-
 @bound
 @triton.jit
 def _gated_product(
@@ -230,22 +217,13 @@ def _gated_product(
     limit: tl.tensor,
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
-    ALPHA: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = columns < size
     gate = tl.load(gate_up + row * row_stride + columns, mask=real, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * row_stride + size + columns, mask=real, other=0.0).to(tl.float32)
-    if KIND == "clamped_swiglu":
-        # Comparisons, unlike minima, let NaN through.
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-        product = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
-    elif KIND == "scaled_silu":
-        product = _active(gate * limit, "silu") * up
-    else:
-        product = _active(gate, KIND) * up
+    product = gated(gate, up, limit, KIND)
     tl.store(out + row * size + columns, product.to(out.dtype.element_ty), mask=real)
 
 
@@ -262,7 +240,6 @@ def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
             activation.number,
             COLUMNS=COLUMNS,
             KIND=activation.kind,
-            ALPHA=ALPHA,
             num_warps=4,
             enable_fp_fusion=True,
         )
@@ -283,7 +260,7 @@ def _activated(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = columns < size
     given = tl.load(x + row * row_stride + columns, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + row * size + columns, _active(given, KIND).to(out.dtype.element_ty), mask=real)
+    tl.store(out + row * size + columns, active(given, KIND).to(out.dtype.element_ty), mask=real)
 
 
 def activated(x: Tensor, activation: Activation) -> Tensor:
