@@ -41,13 +41,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from baton_kernels.activation import GELU_TANH, SILU, Activation
+from baton_kernels.activation_kind import RELU2
 from baton_kernels.expert_tensors import ExpertTensors
 from baton_kernels.mamba_weights import GatedNorm
 from baton_kernels.norm import Norm
+from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.window import ChunkedWindow, Window
 from loadtest.mixtures import MIXTURES
 from tests.support.paged_steps import Case, lay_out, moved, sinks_of
+from tests.support.quantized_cases import KINDS as QUANTIZED
 
 if TYPE_CHECKING:
     from loadtest.kernel_builds import Build
@@ -191,6 +194,7 @@ def row_launches(dtype: str) -> Iterator[Launch]:
         "GELU, mul": partial(rows.gated_product, wide, GELU_TANH),
         "clamped SwiGLU": partial(rows.gated_product, wide, Activation("clamped_swiglu", 7.0)),
         "GELU": partial(rows.activated, wide, GELU_TANH),
+        "squared ReLU": partial(rows.activated, wide, RELU2),
         "block copy": partial(blocks.copy_blocks, pool, ids, pool, ids),
     }
     if dtype == "bfloat16":  # built once: these depend on no dtype
@@ -253,6 +257,24 @@ def expert_launches(dtype: str, models: Sequence[str], all_ranks: Sequence[int])
             name = "few pairs" if pairs <= shape.most_few else f"tiles of {shape.rows(pairs)}"
             launch = partial(run, tokens=tokens, tensors=tensors, top_k=top_k)
             yield Launch(name, of_model, dtype, "-", launch)
+
+
+def quantized_launches(dtype: str, kinds: Iterable[str], all_tokens: Sequence[int]) -> Iterator[Launch]:
+    """Yield the launches of products with quantized weights, for steps of so many tokens."""
+    from baton_kernels.cuda import products, quantized
+    from baton_kernels.cuda.shapes import Device
+
+    outputs, inputs = 4096, 4608
+    finish = products.Finish(torch.zeros(outputs, dtype=DTYPES[dtype]), gated=True, activation=SILU)
+    for kind, tokens in product(kinds, all_tokens):
+
+        def run(arch: int, weight: QuantizedWeight, tokens: int) -> Tensor:
+            x = torch.zeros(tokens, weight.shape[1], dtype=DTYPES[dtype])
+            return quantized.multiply(x, weight, finish, device=Device(132, arch))
+
+        weight = QUANTIZED[kind].weight(outputs, inputs)
+        name = f"{kind}, {tokens} rows"
+        yield Launch(name, f"{outputs} x {inputs}", dtype, "-", partial(run, weight=weight, tokens=tokens))
 
 
 @dataclass(frozen=True)
@@ -388,6 +410,8 @@ def everything() -> list[Launch]:
         found += state_launches(dtype, (64, 128), states)
     found += expert_launches("bfloat16", list(MIXTURES), (1, 2))
     found += expert_launches("float32", ["Qwen3-30B-A3B"], (1,))
+    found += quantized_launches("bfloat16", QUANTIZED, (16, 32, 64, 128))
+    found += quantized_launches("float32", ["int4 groups of 64, zeros, order", "NVFP4"], (16, 64, 128))
     found += latent_launches("bfloat16", list(LATENTS), list(LATENT_STEPS))
     found += latent_launches("float32", ["DeepSeek-V3", "MiniCPM3"], list(LATENT_STEPS))
     return found
@@ -407,6 +431,7 @@ def the_largest() -> list[Launch]:
         *head_launches("bfloat16", (256,)),
         *row_launches("bfloat16"),
         *(router, few, many),
+        *quantized_launches("bfloat16", ["int4 groups of 64, zeros, order"], (64,)),
         *latent_launches("bfloat16", ["DeepSeek-V3"], ["latents, chunk"]),
         *(gdn, kda, mamba, norm, short),
     ]

@@ -14,14 +14,14 @@ STEEPNESS = tl.constexpr(ALPHA)
 def active(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     """The activation of x, of a kind that needs no gate; for what overflows in between, its limit."""
     if KIND == "relu2":
-        return tl.where(x > 0.0, x * x, x * 0.0)
-    if KIND == "gelu_tanh":
+        result = tl.where(x > 0.0, x * x, x * 0.0)
+    elif KIND == "gelu_tanh":
         # (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
-        steep = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+        result = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     else:
         tl.static_assert(KIND == "silu")
-        steep = x
-    return x / (1.0 + tl.exp(-steep))
+        result = x / (1.0 + tl.exp(-x))
+    return result
 
 
 @triton.jit
@@ -31,7 +31,9 @@ def gated(gate: tl.tensor, up: tl.tensor, number: tl.tensor, KIND: tl.constexpr)
         # Comparisons, unlike minima, let NaN through.
         gate = tl.where(gate > number, number, gate)
         up = tl.where(up > number, number, tl.where(up < -number, -number, up))
-        return gate / (1.0 + tl.exp(gate * -STEEPNESS)) * (up + 1.0)
-    if KIND == "scaled_silu":
-        return active(gate * number, "silu") * up
-    return active(gate, KIND) * up
+        product = gate / (1.0 + tl.exp(gate * -STEEPNESS)) * (up + 1.0)
+    elif KIND == "scaled_silu":
+        product = active(gate * number, "silu") * up
+    else:
+        product = active(gate, KIND) * up
+    return product

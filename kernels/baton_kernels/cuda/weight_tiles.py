@@ -42,25 +42,29 @@ _SCALES: Mapping[torch.dtype, ScaleKind] = MappingProxyType(
 def scale_values(scales: tl.tensor, SCALE: tl.constexpr) -> tl.tensor:
     """Scales as they were loaded -> float32."""
     if SCALE == "e4m3":
-        return e4m3_values(scales)
-    if SCALE == "e8m0":
-        return e8m0_values(scales)
-    return scales.to(tl.float32)
+        values = e4m3_values(scales)
+    elif SCALE == "e8m0":
+        values = e8m0_values(scales)
+    else:
+        values = scales.to(tl.float32)
+    return values
 
 
 @triton.jit
 def code_values(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
     """Codes, one in a byte -> the float32 that they stand for, those of int4 0 to 15."""
     if FORMAT == "int4":
-        return small_values(codes)
-    if FORMAT == "fp4":
-        return e2m1_values(codes)
-    if FORMAT == "fp8 by bits":
-        return e4m3_values(codes)
-    if FORMAT == "fp8":
-        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    tl.static_assert(FORMAT == "int8")
-    return codes.to(tl.float32)
+        values = small_values(codes)
+    elif FORMAT == "fp4":
+        values = e2m1_values(codes)
+    elif FORMAT == "fp8 by bits":
+        values = e4m3_values(codes)
+    elif FORMAT == "fp8":
+        values = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        tl.static_assert(FORMAT == "int8")
+        values = codes.to(tl.float32)
+    return values
 
 
 @triton.jit
@@ -98,14 +102,17 @@ def _of_groups(
     """One number for each group: [COLUMNS, groups of the tile], or [COLUMNS, 1] of a tile that is within a
     group."""
     if GROUP == 0:
-        return tl.load(numbers + groups)[:, None]
-    if GROUP >= DEPTH:
-        return tl.load(numbers + groups + at // GROUP)[:, None]
-    of_tile = at // GROUP + tl.arange(0, DEPTH // GROUP)
-    places = numbers + groups[:, None] + of_tile[None, :]
-    if INPUTS % DEPTH == 0:
-        return tl.load(places)
-    return tl.load(places, mask=(of_tile < INPUTS // GROUP)[None, :], other=0)
+        found = tl.load(numbers + groups)[:, None]
+    elif GROUP >= DEPTH:
+        found = tl.load(numbers + groups + at // GROUP)[:, None]
+    else:
+        of_tile = at // GROUP + tl.arange(0, DEPTH // GROUP)
+        places = numbers + groups[:, None] + of_tile[None, :]
+        if INPUTS % DEPTH == 0:
+            found = tl.load(places)
+        else:
+            found = tl.load(places, mask=(of_tile < INPUTS // GROUP)[None, :], other=0)
+    return found
 
 
 @triton.jit
@@ -129,9 +136,30 @@ def load_weights(
 
     ``rows``, ``groups`` [COLUMNS] int64: where the rows' codes and groups begin."""
     loaded = load_codes(codes, rows, at, INPUTS, FORMAT, DEPTH)
-    if FORMAT == "plain":
-        return loaded
-    values = code_values(loaded, FORMAT)
+    if FORMAT != "plain":
+        loaded = _with_scales(
+            code_values(loaded, FORMAT), scales, zeros, groups, at,
+            INPUTS, GROUP, FORMAT, SCALE, HAS_ZEROS, COLUMNS, DEPTH,
+        )  # fmt: skip
+    return loaded
+
+
+@triton.jit
+def _with_scales(
+    values: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    groups: tl.tensor,
+    at: tl.tensor,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+) -> tl.tensor:
+    """The values of codes with their groups' zero points and scales."""
     PARTS: tl.constexpr = DEPTH // GROUP if 0 < GROUP and GROUP < DEPTH else 1
     values = tl.reshape(values, [COLUMNS, PARTS, DEPTH // PARTS])
     if HAS_ZEROS:
