@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cuda.shapes import MIN_ARCH, MIN_ROWS, Device, next_power_of_two
-from baton_kernels.cuda.tuned import Tiling, TuningError, tilings_of
-from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.cuda.tuned import NONE, Tiling, TuningError, tilings_of
+from baton_kernels.cuda.weight_tiles import WeightOperand
+from baton_kernels.expert_tensors import ExpertTensors, QuantizedExperts
 
 MOST_ROWS = 128
 """Most pairs of a tile."""
@@ -44,9 +45,10 @@ class ExpertShape:
             raise ValueError(f"compute capability is {self.arch / 10}: at least {MIN_ARCH / 10}")
 
     @classmethod
-    def of(cls, tensors: ExpertTensors, device: Device) -> ExpertShape:
+    def of(cls, tensors: ExpertTensors | QuantizedExperts, device: Device) -> ExpertShape:
         experts, hidden, inner = tensors.down.shape
-        return cls(hidden, inner, experts, tensors.down.dtype, device.arch, tilings_of(device.name))
+        tuned = tilings_of(device.name) if isinstance(tensors, ExpertTensors) else NONE
+        return cls(hidden, inner, experts, tensors.dtype, device.arch, tuned)
 
     @property
     def exact(self) -> bool:
@@ -115,18 +117,21 @@ class ExpertStep:
     """The experts of a step's tokens. ValueError if a tensor is not as the kernels read it."""
 
     x: Tensor
-    """[T, hidden]."""
+    """[T, hidden], in the order of the first weight's codes."""
     experts: Tensor
     """[T, k] int32."""
     weights: Tensor
     """[T, k] float32."""
-    tensors: ExpertTensors
+    tensors: ExpertTensors | QuantizedExperts
     weighs_input: bool
     shape: ExpertShape
 
     def __post_init__(self) -> None:
         tensors = self.tensors
-        for name, tensor in (("x", self.x), ("gate_up", tensors.gate_up), ("down", tensors.down)):
+        plain = {"x": self.x}
+        if isinstance(tensors, ExpertTensors):
+            plain |= {"gate_up": tensors.gate_up, "down": tensors.down}
+        for name, tensor in plain.items():
             if tensor.stride(-1) != 1:
                 raise ValueError(f"rows of {name} must be contiguous, not strided by {tensor.stride(-1)}")
             if tensor.dtype != self.shape.dtype:
@@ -140,6 +145,15 @@ class ExpertStep:
                 raise ValueError(
                     f"experts, weights and biases must be contiguous, not {small.stride()} apart"
                 )
+
+    @property
+    def gate_up(self) -> WeightOperand:
+        """The first product's weight, as kernels take it."""
+        return WeightOperand.of(self.tensors.gate_up, self.shape.arch)
+
+    @property
+    def down(self) -> WeightOperand:
+        return WeightOperand.of(self.tensors.down, self.shape.arch)
 
     @property
     def pairs(self) -> int:

@@ -20,7 +20,7 @@ from baton_kernels.cuda.products import (
 )
 from baton_kernels.cuda.quantized_shapes import ProductShape
 from baton_kernels.cuda.shapes import Device
-from baton_kernels.cuda.weight_tiles import WeightOperand, load_weights, row_factors
+from baton_kernels.cuda.weight_tiles import WeightOperand, groups_of, in_code_order, load_weights, row_factors
 from baton_kernels.quantized import QuantizedWeight
 
 
@@ -59,7 +59,7 @@ def _multiply(
     column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     # What lies beyond the end is computed over the first row, and not stored.
     own = tl.where(column < OUTPUTS, column, 0).to(tl.int64)
-    groups = own * (INPUTS // GROUP if GROUP else 1)
+    groups = groups_of(own, INPUTS, GROUP)
     depth = tl.arange(0, DEPTH)
     taken = x + tl.where(row < tokens, row, 0).to(tl.int64)[:, None] * x_stride + depth[None, :]
     product = tl.zeros([COLUMNS, ROWS], tl.float32)
@@ -74,7 +74,7 @@ def _multiply(
             INPUTS, GROUP, FORMAT, SCALE, HAS_ZEROS, COLUMNS, DEPTH,
         )  # fmt: skip
         product = tl.dot(b.to(a.dtype), tl.trans(a), product, input_precision=PRECISION)
-    product *= row_factors(scales, factors, own, GROUP, SCALE, HAS_FACTORS)[:, None]
+    product *= row_factors(scales, factors, own, GROUP, FORMAT, SCALE, HAS_FACTORS)[:, None]
     store_product(product, bias, out, row, column, tokens, OUTPUTS, WHOLE, HAS_BIAS, ACTIVATION)
 
 
@@ -90,8 +90,7 @@ def multiply(
 
     ``device``: what tiles are chosen for; None: x's. ValueError for operands that no kernel takes."""
     device = device or device_of(x.device)
-    if weight.order is not None:
-        x = x.index_select(1, weight.order)
+    x = in_code_order(x, weight)
     operand = WeightOperand.of(weight, device.arch)
     outputs, inputs = weight.shape
     check_operands(x, inputs, finish)
@@ -123,5 +122,3 @@ def multiply(
             enable_fp_fusion=True,
         )
     return target.finished()
-
-

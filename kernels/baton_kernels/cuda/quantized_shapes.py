@@ -75,6 +75,4 @@ class ProductShape:
     @property
     def token_counts(self) -> tuple[int, ...]:
         """Numbers of tokens that together launch every kernel that any number does."""
-        return tuple(
-            rows for rows in (MIN_ROWS, 32, MOST_FEW, MOST_ROWS)
-        )
+        return tuple(rows for rows in (MIN_ROWS, 32, MOST_FEW, MOST_ROWS))

@@ -160,7 +160,7 @@ def _with_scales(
     DEPTH: tl.constexpr,
 ) -> tl.tensor:
     """The values of codes with their groups' zero points and scales."""
-    PARTS: tl.constexpr = DEPTH // GROUP if 0 < GROUP and GROUP < DEPTH else 1
+    PARTS: tl.constexpr = DEPTH // GROUP if GROUP > 0 and GROUP < DEPTH else 1
     values = tl.reshape(values, [COLUMNS, PARTS, DEPTH // PARTS])
     if HAS_ZEROS:
         values -= _of_groups(zeros, groups, at, INPUTS, GROUP, DEPTH).to(tl.float32)[:, :, None]
@@ -172,17 +172,24 @@ def _with_scales(
 
 
 @triton.jit
+def groups_of(rows: tl.tensor, INPUTS: tl.constexpr, GROUP: tl.constexpr) -> tl.tensor:
+    """Where the groups of rows with the numbers ``rows`` begin."""
+    return rows * (INPUTS // GROUP if GROUP else 1)
+
+
+@triton.jit
 def row_factors(
     scales: tl.tensor,
     factors: tl.tensor,
     rows: tl.tensor,
     GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
     SCALE: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
 ) -> tl.tensor:
     """The float32 by which the products of rows with the numbers ``rows`` are multiplied, in their shape."""
     found = tl.full(rows.shape, 1.0, tl.float32)
-    if GROUP == 0:
+    if FORMAT != "plain" and GROUP == 0:
         found *= scale_values(tl.load(scales + rows), SCALE)
     if HAS_FACTORS:
         found *= tl.load(factors + rows)
@@ -226,6 +233,13 @@ class WeightOperand:
         """The inputs of a tile, at most ``most``, a power of two: whole groups, or a part of one that divides
         it."""
         return fitting_depth(self.group, most)
+
+
+def in_code_order(x: Tensor, weight: QuantizedWeight | Tensor) -> Tensor:
+    """x [T, inputs] with its columns in the order of the weight's codes; x itself where that is its own."""
+    if isinstance(weight, Tensor) or weight.order is None:
+        return x
+    return x.index_select(1, weight.order)
 
 
 def fitting_depth(group: int, most: int) -> int:
