@@ -37,6 +37,8 @@ class ExpertShape:
     arch: int
     tuned: Mapping[str, Tiling] = field(default_factory=dict)
     """Tuned tile sizes, which override those chosen here, by :meth:`name`."""
+    quantized: bool = False
+    """Whether weights are, whose numbers take registers beside the sums."""
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -47,8 +49,9 @@ class ExpertShape:
     @classmethod
     def of(cls, tensors: ExpertTensors | QuantizedExperts, device: Device) -> ExpertShape:
         experts, hidden, inner = tensors.down.shape
-        tuned = tilings_of(device.name) if isinstance(tensors, ExpertTensors) else NONE
-        return cls(hidden, inner, experts, tensors.dtype, device.arch, tuned)
+        quantized = isinstance(tensors, QuantizedExperts)
+        tuned = NONE if quantized else tilings_of(device.name)
+        return cls(hidden, inner, experts, tensors.dtype, device.arch, tuned, quantized)
 
     @property
     def exact(self) -> bool:
@@ -98,12 +101,14 @@ class ExpertShape:
             return Tiling(rows, 64, warps=4, stages=4)
         # From 9.0 on the tensor cores read their operands from shared memory. Older ones take registers.
         large = self.arch >= 90
-        return Tiling(rows, 128 if large or rows == 64 else 64, warps=8, stages=4 if large else 3)
+        wide = not self.quantized and (large or rows == 64)
+        return Tiling(rows, 128 if wide else 64, warps=8, stages=4 if large else 3)
 
     def untuned_down(self, rows: int) -> Tiling:
         if self.exact:
             return Tiling(rows, 64, warps=8, stages=2)
-        return Tiling(rows, 128, warps=4 if rows < 64 else 8, stages=4 if self.arch >= 90 else 3)
+        tile = 64 if self.quantized and rows < MOST_ROWS else 128
+        return Tiling(rows, tile, warps=4 if rows < 64 else 8, stages=4 if self.arch >= 90 else 3)
 
     def _tuned(self, kernel: str, chosen: Tiling) -> Tiling:
         tuned = self.tuned.get(self.name(kernel, chosen.rows), chosen)

@@ -1,7 +1,8 @@
 """The parts that kernels of products share: which tile a program has, and what follows a product.
 
 With few rows the inputs are split among programs, and a second kernel adds their sums in order, with what
-follows: the bias, the activation, the gate. With more, the kernel of the product does it all but for the gate.
+follows: the bias, the activation, the gate. With more, the kernel of the product does all of that but the
+gate.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.cuda import rounded
 from baton_kernels.cuda.expert_shapes import device_of
 from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.products import (
@@ -18,10 +19,12 @@ from baton_kernels.cuda.products import (
     store_product,
     tile_of_program,
 )
-from baton_kernels.cuda.quantized_shapes import ProductShape
+from baton_kernels.cuda.quantized_shapes import TOKEN_COUNTS, ProductShape
+from baton_kernels.cuda.rounding import round_rows
 from baton_kernels.cuda.shapes import Device
 from baton_kernels.cuda.weight_tiles import WeightOperand, groups_of, in_code_order, load_weights, row_factors
 from baton_kernels.quantized import QuantizedWeight
+from baton_kernels.rounded_rows import RoundedRows
 
 
 @bound
@@ -79,25 +82,40 @@ def _multiply(
 
 
 def multiply(
-    x: Tensor,
+    x: Tensor | RoundedRows,
     weight: QuantizedWeight,
     finish: Finish,
     out_dtype: torch.dtype | None = None,
     device: Device | None = None,
 ) -> Tensor:
-    """x [T, inputs], of float32, bfloat16 or float16 -> [T, outputs], or half as many where a gate follows, of
-    ``out_dtype`` (None: x's). Computed as with the weight's numbers in x's type, and sums in float32.
+    """x [T, inputs], of float32, bfloat16 or float16 -> [T, outputs], or half as many where a gate follows,
+    of ``out_dtype`` (None: x's). The weight's numbers are rounded to x's type, and sums are float32.
 
-    ``device``: what tiles are chosen for; None: x's. ValueError for operands that no kernel takes."""
+    If the weight asks for rounded rows and the device has units for them, x is rounded first, or was already
+    by who calls; ``out_dtype`` has to be given then. ``device``: what tiles are chosen for; None: x's.
+    ValueError for operands that no kernel takes."""
+    if isinstance(x, RoundedRows):
+        if out_dtype is None:
+            raise ValueError("out_dtype is None; allowed for rounded rows: a type")
+        return rounded.multiply(x, weight, finish, out_dtype, device or device_of(x.codes.device))
     device = device or device_of(x.device)
-    x = in_code_order(x, weight)
-    operand = WeightOperand.of(weight, device.arch)
+    rounding = rounded.rounding_of(weight, device)
+    if rounding is not None:
+        return rounded.multiply(round_rows(x, rounding), weight, finish, out_dtype or x.dtype, device)
+    return _multiply_plain(in_code_order(x, weight), weight, finish, out_dtype or x.dtype, device)
+
+
+def _multiply_plain(
+    x: Tensor, weight: QuantizedWeight, finish: Finish, out_dtype: torch.dtype, device: Device
+) -> Tensor:
+    """The product with rows of x, in the order of the codes, as they are."""
     outputs, inputs = weight.shape
     check_operands(x, inputs, finish)
+    operand = WeightOperand.of(weight, device.arch)
     shape = ProductShape(outputs, inputs, operand.group, x.dtype, device)
     rows = shape.rows(len(x))
-    tiling, depth, span = shape.tiling(rows), shape.depth(rows), shape.span(rows)
-    target = Target.of(len(x), outputs, finish, out_dtype or x.dtype, x.device, -(-inputs // span), rows)
+    tiling, span = shape.tiling(rows), shape.span(rows)
+    target = Target.of(len(x), outputs, finish, out_dtype, x.device, -(-inputs // span), rows)
     if len(x):
         _multiply[target.grid(tiling)](
             x,
@@ -114,7 +132,7 @@ def multiply(
             **target.constants,
             ROWS=rows,
             COLUMNS=tiling.tile,
-            DEPTH=depth,
+            DEPTH=shape.depth(rows),
             GROUPED=TILES_OF_A_GROUP,
             PRECISION="ieee" if shape.exact else "tf32",
             num_warps=tiling.warps,
@@ -122,3 +140,13 @@ def multiply(
             enable_fp_fusion=True,
         )
     return target.finished()
+
+
+def warm_up(
+    weight: QuantizedWeight, finish: Finish, dtype: torch.dtype, out_dtype: torch.dtype | None = None
+) -> None:
+    """Launches every kernel that :func:`multiply` launches for this weight, or for others of its sizes, with
+    rows of ``dtype``, whatever their number."""
+    for tokens in TOKEN_COUNTS:
+        x = torch.zeros((tokens, weight.shape[1]), dtype=dtype, device=weight.device)
+        multiply(x, weight, finish, out_dtype)

@@ -14,6 +14,8 @@ MOST_FEW = 64
 """Most rows that are multiplied in parts of the inputs, so that all processors read weights."""
 MOST_ROWS = 128
 """Most rows of a tile."""
+TOKEN_COUNTS = (MIN_ROWS, 32, MOST_FEW, MOST_ROWS)
+"""Numbers of tokens that together launch every kernel that any number does."""
 PROGRAMS = 4
 """Programs that each processor has with few rows, where there are inputs enough."""
 FEWEST_STEPS = 4
@@ -22,16 +24,17 @@ FEWEST_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class ProductShape:
-    """The properties that products with a weight are compiled for. Of a :class:`Tiling`, ``tile`` are outputs:
-    rows of the weight, which are the rows of the tensor cores' left operand. It comes out of registers, where
-    codes become numbers."""
+    """The properties that products with a weight are compiled for.
+
+    Of a :class:`Tiling`, ``tile`` are outputs: rows of the weight, which is the tensor cores' left operand,
+    as that comes out of registers, where codes become numbers."""
 
     outputs: int
     inputs: int
     group: int
     """The inputs that share a scale; ``weight_tiles.WHOLE_ROW``: all."""
     dtype: torch.dtype
-    """The type in which products are computed."""
+    """The type of what is multiplied: float32, bfloat16, float16, or of eight bits."""
     device: Device
 
     def __post_init__(self) -> None:
@@ -59,7 +62,7 @@ class ProductShape:
 
     def depth(self, rows: int) -> int:
         """Inputs of a tile: whole groups, or a part of one that divides it."""
-        most = 16 if self.exact else 128 if rows <= MOST_FEW else 64
+        most = 16 if self.exact else 128 if rows <= MOST_FEW or self.dtype.itemsize == 1 else 64
         return fitting_depth(self.group, most)
 
     def span(self, rows: int) -> int:
@@ -71,8 +74,3 @@ class ProductShape:
         tiles = -(-self.outputs // self.tiling(rows).tile)
         parts = min(-(-PROGRAMS * self.device.processors // tiles), max(1, steps // FEWEST_STEPS))
         return -(-steps // parts) * depth
-
-    @property
-    def token_counts(self) -> tuple[int, ...]:
-        """Numbers of tokens that together launch every kernel that any number does."""
-        return tuple(rows for rows in (MIN_ROWS, 32, MOST_FEW, MOST_ROWS))
