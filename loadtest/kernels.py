@@ -41,13 +41,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from baton_kernels.activation import GELU_TANH, SILU, Activation
-from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.activation_kind import RELU2
+from baton_kernels.expert_tensors import ExpertTensors, QuantizedExpertTensors
 from baton_kernels.mamba_weights import GatedNorm
 from baton_kernels.norm import Norm
+from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.window import ChunkedWindow, Window
 from loadtest.mixtures import MIXTURES
 from tests.support.paged_steps import Case, lay_out, moved, sinks_of
+from tests.support.quantized_cases import KINDS as QUANTIZED
 
 if TYPE_CHECKING:
     from loadtest.kernel_builds import Build
@@ -79,6 +82,8 @@ FEATURES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     }
 )
 """What attention may do beside, in blocks that are smaller than a tile."""
+EXPERT_KINDS = ("int8 rows", "fp8 groups of 128", "int4 groups of 32", "int4 groups of 128, zeros", "NVFP4")
+"""Quantized weights of experts, by their names in ``QUANTIZED``."""
 ALL = "runs, cap, sinks"
 
 
@@ -191,6 +196,7 @@ def row_launches(dtype: str) -> Iterator[Launch]:
         "GELU, mul": partial(rows.gated_product, wide, GELU_TANH),
         "clamped SwiGLU": partial(rows.gated_product, wide, Activation("clamped_swiglu", 7.0)),
         "GELU": partial(rows.activated, wide, GELU_TANH),
+        "squared ReLU": partial(rows.activated, wide, RELU2),
         "block copy": partial(blocks.copy_blocks, pool, ids, pool, ids),
     }
     if dtype == "bfloat16":  # built once: these depend on no dtype
@@ -227,9 +233,6 @@ def expert_launches(dtype: str, models: Sequence[str], all_ranks: Sequence[int])
     """Yield the launches over the experts of one rank out of so many: the router's, and for each size of
     tiles one of all others."""
     from baton_kernels.cuda import routing
-    from baton_kernels.cuda.expert_shapes import ExpertShape, token_counts
-    from baton_kernels.cuda.experts import multiply
-    from baton_kernels.cuda.shapes import Device
 
     host = torch.device("cpu")
     for model, ranks in product(models, all_ranks):
@@ -239,20 +242,71 @@ def expert_launches(dtype: str, models: Sequence[str], all_ranks: Sequence[int])
         logits = torch.zeros(2, mixture.experts, dtype=DTYPES[dtype])
         choose = partial(routing.route, logits, mixture.routing)
         yield Launch("router", of_model, dtype, "-", anywhere(choose))
+        yield from steps_of(tensors, mixture.routing.top_k, of_model, "-")
 
-        def run(arch: int, tokens: int, tensors: ExpertTensors, top_k: int) -> Tensor:
-            x = torch.zeros(tokens, tensors.down.shape[1], dtype=tensors.down.dtype)
-            experts, weights = torch.zeros(tokens, top_k, dtype=torch.int32), torch.zeros(tokens, top_k)
-            shape = ExpertShape.of(tensors, Device(132, arch))
-            return multiply(x, experts, weights, tensors, weighs_input=False, shape=shape)
 
-        top_k = mixture.routing.top_k
-        shape = ExpertShape.of(tensors, Device(132, 90))
-        for tokens in token_counts(shape, top_k):
-            pairs = tokens * top_k
-            name = "few pairs" if pairs <= shape.most_few else f"tiles of {shape.rows(pairs)}"
-            launch = partial(run, tokens=tokens, tensors=tensors, top_k=top_k)
-            yield Launch(name, of_model, dtype, "-", launch)
+def quantized_expert_launches(dtype: str, model: str, kinds: Iterable[str]) -> Iterator[Launch]:
+    """Yield the launches over experts with quantized weights, for each size of tiles."""
+    mixture = MIXTURES[model]
+    plain = mixture.tensors(DTYPES[dtype], 1, torch.device("cpu"))
+    for kind in kinds:
+
+        def quantized(weight: Tensor, kind: str) -> QuantizedWeight:
+            few = QUANTIZED[kind].weight(1, *weight.shape[1:])
+            parts = {"codes": few.codes, "scales": few.scales, "zeros": few.zeros, "factors": few.factors}
+            return replace(
+                few,
+                **{
+                    name: part.new_empty((len(weight), *part.shape[1:]))
+                    for name, part in parts.items()
+                    if part is not None
+                },
+            )
+
+        biases = plain.gate_up_bias, plain.down_bias
+        both = quantized(plain.gate_up, kind), quantized(plain.down, kind)
+        tensors = QuantizedExpertTensors(*both, *biases, plain.activation, plain.dtype)
+        yield from steps_of(tensors, mixture.routing.top_k, model, kind)
+
+
+def steps_of(
+    tensors: ExpertTensors | QuantizedExpertTensors, top_k: int, model: str, features: str
+) -> Iterator[Launch]:
+    """Yield the launches over some experts, for each size of tiles."""
+    from baton_kernels.cuda.expert_shapes import ExpertShape, token_counts
+    from baton_kernels.cuda.experts import multiply
+    from baton_kernels.cuda.shapes import Device
+
+    def run(arch: int, tokens: int) -> Tensor:
+        x = torch.zeros(tokens, tensors.down.shape[1], dtype=tensors.dtype)
+        experts, weights = torch.zeros(tokens, top_k, dtype=torch.int32), torch.zeros(tokens, top_k)
+        shape = ExpertShape.of(tensors, Device(132, arch))
+        return multiply(x, experts, weights, tensors, weighs_input=False, shape=shape)
+
+    shape = ExpertShape.of(tensors, Device(132, 90))
+    dtype = str(tensors.dtype).removeprefix("torch.")
+    for tokens in token_counts(shape, top_k):
+        pairs = tokens * top_k
+        name = "few pairs" if pairs <= shape.most_few else f"tiles of {shape.rows(pairs)}"
+        yield Launch(name, model, dtype, features, partial(run, tokens=tokens))
+
+
+def quantized_launches(dtype: str, kinds: Iterable[str], all_tokens: Sequence[int]) -> Iterator[Launch]:
+    """Yield the launches of products with quantized weights, for steps of so many tokens."""
+    from baton_kernels.cuda import products, quantized
+    from baton_kernels.cuda.shapes import Device
+
+    outputs, inputs = 4096, 4608
+    finish = products.Finish(torch.zeros(outputs, dtype=DTYPES[dtype]), gated=True, activation=SILU)
+    for kind, tokens in product(kinds, all_tokens):
+
+        def run(arch: int, weight: QuantizedWeight, tokens: int) -> Tensor:
+            x = torch.zeros(tokens, weight.shape[1], dtype=DTYPES[dtype])
+            return quantized.multiply(x, weight, finish, device=Device(132, arch))
+
+        weight = QUANTIZED[kind].weight(outputs, inputs)
+        name = f"{kind}, {tokens} rows"
+        yield Launch(name, f"{outputs} x {inputs}", dtype, "-", partial(run, weight=weight, tokens=tokens))
 
 
 @dataclass(frozen=True)
@@ -388,6 +442,10 @@ def everything() -> list[Launch]:
         found += state_launches(dtype, (64, 128), states)
     found += expert_launches("bfloat16", list(MIXTURES), (1, 2))
     found += expert_launches("float32", ["Qwen3-30B-A3B"], (1,))
+    found += quantized_expert_launches("bfloat16", "gpt-oss-20b", ["MXFP4"])
+    found += quantized_expert_launches("bfloat16", "Qwen3-30B-A3B", EXPERT_KINDS)
+    found += quantized_launches("bfloat16", QUANTIZED, (16, 32, 64, 128))
+    found += quantized_launches("float32", ["int4 groups of 64, zeros, order", "NVFP4"], (16, 64, 128))
     found += latent_launches("bfloat16", list(LATENTS), list(LATENT_STEPS))
     found += latent_launches("float32", ["DeepSeek-V3", "MiniCPM3"], list(LATENT_STEPS))
     return found
@@ -407,6 +465,7 @@ def the_largest() -> list[Launch]:
         *head_launches("bfloat16", (256,)),
         *row_launches("bfloat16"),
         *(router, few, many),
+        *quantized_launches("bfloat16", ["int4 groups of 64, zeros, order"], (64,)),
         *latent_launches("bfloat16", ["DeepSeek-V3"], ["latents, chunk"]),
         *(gdn, kda, mamba, norm, short),
     ]

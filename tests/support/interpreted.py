@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import torch
 
 if "triton" in sys.modules:
     raise RuntimeError("triton was imported before its interpreter was chosen")
@@ -35,7 +36,10 @@ try:
         logits,
         mamba,
         many_experts,
+        products,
+        quantized,
         rotary,
+        rounding,
         routing,
         rows,
         sampling,
@@ -72,7 +76,10 @@ __all__ = [
     "logits",
     "mamba",
     "many_experts",
+    "products",
+    "quantized",
     "rotary",
+    "rounding",
     "routing",
     "rows",
     "sampling",
@@ -97,10 +104,12 @@ def as_on_a_device() -> None:
 
 
 def _widened(handle: Any) -> Any:
-    """The interpreter holds bfloat16 as its bits."""
-    if handle.dtype.scalar != tl.bfloat16:
-        return handle.data
-    return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    """The interpreter holds bfloat16 and fp8 as their bits."""
+    if handle.dtype.scalar == tl.float8e4nv:
+        return torch.from_numpy(handle.data.view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+    if handle.dtype.scalar == tl.bfloat16:
+        return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return handle.data
 
 
 def _dot(self: object, a: Any, b: Any, d: Any, input_precision: object, max_num_imprecise_acc: object) -> Any:

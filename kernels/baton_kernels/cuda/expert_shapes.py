@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cuda.shapes import MIN_ARCH, MIN_ROWS, Device, next_power_of_two
-from baton_kernels.cuda.tuned import Tiling, TuningError, tilings_of
-from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.cuda.tuned import NONE, Tiling, TuningError, tilings_of
+from baton_kernels.cuda.weight_tiles import WeightOperand
+from baton_kernels.expert_tensors import ExpertTensors, QuantizedExpertTensors
 
 MOST_ROWS = 128
 """Most pairs of a tile."""
@@ -36,6 +37,8 @@ class ExpertShape:
     arch: int
     tuned: Mapping[str, Tiling] = field(default_factory=dict)
     """Tuned tile sizes, which override those chosen here, by :meth:`name`."""
+    quantized: bool = False
+    """Whether weights are, whose numbers take registers beside the sums."""
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -44,9 +47,11 @@ class ExpertShape:
             raise ValueError(f"compute capability is {self.arch / 10}: at least {MIN_ARCH / 10}")
 
     @classmethod
-    def of(cls, tensors: ExpertTensors, device: Device) -> ExpertShape:
+    def of(cls, tensors: ExpertTensors | QuantizedExpertTensors, device: Device) -> ExpertShape:
         experts, hidden, inner = tensors.down.shape
-        return cls(hidden, inner, experts, tensors.down.dtype, device.arch, tilings_of(device.name))
+        quantized = isinstance(tensors, QuantizedExpertTensors)
+        tuned = NONE if quantized else tilings_of(device.name)
+        return cls(hidden, inner, experts, tensors.dtype, device.arch, tuned, quantized)
 
     @property
     def exact(self) -> bool:
@@ -96,12 +101,14 @@ class ExpertShape:
             return Tiling(rows, 64, warps=4, stages=4)
         # From 9.0 on the tensor cores read their operands from shared memory. Older ones take registers.
         large = self.arch >= 90
-        return Tiling(rows, 128 if large or rows == 64 else 64, warps=8, stages=4 if large else 3)
+        wide = not self.quantized and (large or rows == 64)
+        return Tiling(rows, 128 if wide else 64, warps=8, stages=4 if large else 3)
 
     def untuned_down(self, rows: int) -> Tiling:
         if self.exact:
             return Tiling(rows, 64, warps=8, stages=2)
-        return Tiling(rows, 128, warps=4 if rows < 64 else 8, stages=4 if self.arch >= 90 else 3)
+        tile = 64 if self.quantized and rows < MOST_ROWS else 128
+        return Tiling(rows, tile, warps=4 if rows < 64 else 8, stages=4 if self.arch >= 90 else 3)
 
     def _tuned(self, kernel: str, chosen: Tiling) -> Tiling:
         tuned = self.tuned.get(self.name(kernel, chosen.rows), chosen)
@@ -115,18 +122,21 @@ class ExpertStep:
     """The experts of a step's tokens. ValueError if a tensor is not as the kernels read it."""
 
     x: Tensor
-    """[T, hidden]."""
+    """[T, hidden], in the order of the first weight's codes."""
     experts: Tensor
     """[T, k] int32."""
     weights: Tensor
     """[T, k] float32."""
-    tensors: ExpertTensors
+    tensors: ExpertTensors | QuantizedExpertTensors
     weighs_input: bool
     shape: ExpertShape
 
     def __post_init__(self) -> None:
         tensors = self.tensors
-        for name, tensor in (("x", self.x), ("gate_up", tensors.gate_up), ("down", tensors.down)):
+        plain = {"x": self.x}
+        if isinstance(tensors, ExpertTensors):
+            plain |= {"gate_up": tensors.gate_up, "down": tensors.down}
+        for name, tensor in plain.items():
             if tensor.stride(-1) != 1:
                 raise ValueError(f"rows of {name} must be contiguous, not strided by {tensor.stride(-1)}")
             if tensor.dtype != self.shape.dtype:
@@ -140,6 +150,15 @@ class ExpertStep:
                 raise ValueError(
                     f"experts, weights and biases must be contiguous, not {small.stride()} apart"
                 )
+
+    @property
+    def gate_up(self) -> WeightOperand:
+        """The first product's weight, as kernels take it."""
+        return WeightOperand.of(self.tensors.gate_up, self.shape.arch)
+
+    @property
+    def down(self) -> WeightOperand:
+        return WeightOperand.of(self.tensors.down, self.shape.arch)
 
     @property
     def pairs(self) -> int:

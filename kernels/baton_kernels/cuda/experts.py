@@ -12,28 +12,34 @@ from torch import Tensor
 from baton_kernels.cuda.expert_shapes import ExpertShape, ExpertStep, device_of, token_counts
 from baton_kernels.cuda.few_experts import multiply_few
 from baton_kernels.cuda.many_experts import multiply_many
-from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.cuda.weight_tiles import in_code_order
+from baton_kernels.expert_tensors import ExpertTensors, QuantizedExpertTensors
 
 
 def multiply(
     x: Tensor,
     experts: Tensor,
     weights: Tensor,
-    tensors: ExpertTensors,
+    tensors: ExpertTensors | QuantizedExpertTensors,
     weighs_input: bool,
     shape: ExpertShape | None = None,
 ) -> Tensor:
     """Does what ``baton_kernels.experts.loop_over_experts`` does. ``shape``: the tile sizes; None: those of
     x's device. Each expert must be one of the tensors'."""
-    step = ExpertStep(
-        x, experts, weights, tensors, weighs_input, shape or ExpertShape.of(tensors, device_of(x.device))
-    )
+    shape = shape or ExpertShape.of(tensors, device_of(x.device))
+    taken = in_code_order(x, tensors.gate_up)
+    step = ExpertStep(taken, experts, weights, tensors, weighs_input, shape)
     if not step.pairs:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
     return multiply_few(step) if step.pairs <= step.shape.most_few else multiply_many(step)
 
 
-def warm_up(tensors: ExpertTensors, top_k: int, weighs_input: bool, shape: ExpertShape | None = None) -> None:
+def warm_up(
+    tensors: ExpertTensors | QuantizedExpertTensors,
+    top_k: int,
+    weighs_input: bool,
+    shape: ExpertShape | None = None,
+) -> None:
     """Launches every kernel that ``multiply`` launches for these tensors, or for others of their sizes,
     whatever the number of tokens."""
     device = tensors.down.device

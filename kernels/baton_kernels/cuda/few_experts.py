@@ -15,6 +15,7 @@ from torch import Tensor
 from baton_kernels.cuda.activation import gated
 from baton_kernels.cuda.expert_shapes import ExpertStep
 from baton_kernels.cuda.launch import bound
+from baton_kernels.cuda.weight_tiles import groups_of, in_code_order, load_weights, row_factors
 
 COLUMNS = 4
 """Outputs of a program."""
@@ -25,6 +26,9 @@ COLUMNS = 4
 def _gate_up_of_few(
     x: tl.tensor,
     gate_up: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    factors: tl.tensor,
     bias: tl.tensor,
     experts: tl.tensor,
     weights: tl.tensor,
@@ -41,33 +45,47 @@ def _gate_up_of_few(
     WEIGHS_INPUT: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
 ) -> None:
     pair = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = columns < INNER
     expert = tl.load(experts + pair).to(tl.int64)
     token = x + pair // TOP_K * x_stride
-    rows = gate_up + expert * expert_stride + columns[:, None].to(tl.int64) * row_stride
+    # What lies beyond the end is computed over the first row, and not stored.
+    own = tl.where(real, columns, 0).to(tl.int64)
+    of_expert = expert * (2 * INNER) + own
+    rows = expert * expert_stride + own * row_stride
+    up_rows = rows + INNER * row_stride.to(tl.int64)
+    groups = groups_of(of_expert, HIDDEN, GROUP)
+    up_groups = groups + groups_of(INNER, HIDDEN, GROUP)
     of_gate = tl.zeros([COLUMNS, DEPTH], tl.float32)
     of_up = tl.zeros([COLUMNS, DEPTH], tl.float32)
     for at in range(0, HIDDEN, DEPTH):
         depth = at + tl.arange(0, DEPTH)
-        own = real[:, None] & (depth < HIDDEN)[None, :]
         taken = tl.load(token + depth, mask=depth < HIDDEN, other=0.0).to(tl.float32)[None, :]
-        places = rows + depth[None, :]
-        of_gate += tl.load(places, mask=own, other=0.0).to(tl.float32) * taken
-        places += INNER * row_stride.to(tl.int64)
-        of_up += tl.load(places, mask=own, other=0.0).to(tl.float32) * taken
-    gate = tl.sum(of_gate, 1)
-    up = tl.sum(of_up, 1)
+        of_gate += taken * load_weights(
+            gate_up, scales, zeros, rows, groups, at,
+            HIDDEN, GROUP, FORMAT, SCALE, HAS_ZEROS, COLUMNS, DEPTH,
+        ).to(tl.float32)  # fmt: skip
+        of_up += taken * load_weights(
+            gate_up, scales, zeros, up_rows, up_groups, at,
+            HIDDEN, GROUP, FORMAT, SCALE, HAS_ZEROS, COLUMNS, DEPTH,
+        ).to(tl.float32)  # fmt: skip
+    gate = tl.sum(of_gate, 1) * row_factors(scales, factors, of_expert, GROUP, FORMAT, SCALE, HAS_FACTORS)
+    of_expert += INNER
+    up = tl.sum(of_up, 1) * row_factors(scales, factors, of_expert, GROUP, FORMAT, SCALE, HAS_FACTORS)
     if WEIGHS_INPUT:
         weight = tl.load(weights + pair)
         gate *= weight
         up *= weight
     if HAS_BIAS:
-        of_expert = bias + expert * (2 * INNER) + columns
-        gate += tl.load(of_expert, mask=real, other=0.0).to(tl.float32)
-        up += tl.load(of_expert + INNER, mask=real, other=0.0).to(tl.float32)
+        gate += tl.load(bias + of_expert - INNER).to(tl.float32)
+        up += tl.load(bias + of_expert).to(tl.float32)
     result = gated(gate, up, limit, ACTIVATION)
     tl.store(out + pair * INNER + columns, result.to(out.dtype.element_ty), mask=real)
 
@@ -77,6 +95,9 @@ def _gate_up_of_few(
 def _down_of_few(
     inner: tl.tensor,
     down: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    factors: tl.tensor,
     bias: tl.tensor,
     experts: tl.tensor,
     weights: tl.tensor,
@@ -90,10 +111,16 @@ def _down_of_few(
     WEIGHS_INPUT: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = columns < HIDDEN
+    own = tl.where(real, columns, 0).to(tl.int64)
     sums = tl.zeros([COLUMNS, DEPTH], tl.float32)
     biases = tl.zeros([COLUMNS], tl.float32)
     for place in range(TOP_K):
@@ -102,18 +129,23 @@ def _down_of_few(
         weight = 1.0
         if not WEIGHS_INPUT:
             weight = tl.load(weights + pair)
-        rows = down + expert * expert_stride + columns[:, None].to(tl.int64) * row_stride
+        of_expert = expert * HIDDEN + own
+        rows = expert * expert_stride + own * row_stride
+        groups = groups_of(of_expert, INNER, GROUP)
+        factor = row_factors(scales, factors, of_expert, GROUP, FORMAT, SCALE, HAS_FACTORS)[:, None]
         for at in range(0, INNER, DEPTH):
             depth = at + tl.arange(0, DEPTH)
-            own = real[:, None] & (depth < INNER)[None, :]
             taken = tl.load(inner + pair * INNER + depth, mask=depth < INNER, other=0.0).to(tl.float32)
             taken *= weight
-            sums += tl.load(rows + depth[None, :], mask=own, other=0.0).to(tl.float32) * taken[None, :]
+            loaded = load_weights(
+                down, scales, zeros, rows, groups, at,
+                INNER, GROUP, FORMAT, SCALE, HAS_ZEROS, COLUMNS, DEPTH,
+            )  # fmt: skip
+            sums += loaded.to(tl.float32) * factor * taken[None, :]
         if HAS_BIAS:
-            of_expert = tl.load(bias + expert * HIDDEN + columns, mask=real, other=0.0).to(tl.float32)
-            biases += of_expert * weight
-    result = tl.sum(sums, 1) + biases
-    tl.store(out + token * HIDDEN + columns, result.to(out.dtype.element_ty), mask=real)
+            biases += tl.load(bias + of_expert).to(tl.float32) * weight
+    total = tl.sum(sums, 1) + biases
+    tl.store(out + token * HIDDEN + columns, total.to(out.dtype.element_ty), mask=real)
 
 
 def multiply_few(step: ExpertStep) -> Tensor:
@@ -131,31 +163,34 @@ def multiply_few(step: ExpertStep) -> Tensor:
         "num_warps": 4,
         "enable_fp_fusion": True,
     }
+    gate_up, down = step.gate_up, step.down
     _gate_up_of_few[(step.pairs, triton.cdiv(shape.inner, COLUMNS))](
         x,
-        tensors.gate_up,
-        tensors.gate_up if tensors.gate_up_bias is None else tensors.gate_up_bias,
+        *gate_up.tensors,
+        gate_up.tensors[0] if tensors.gate_up_bias is None else tensors.gate_up_bias,
         step.experts,
         step.weights,
         inner,
         step.x_stride,
-        *tensors.gate_up.stride()[:2],
+        *gate_up.strides,
         tensors.activation.number,
         ACTIVATION=tensors.activation.kind,
         HAS_BIAS=tensors.gate_up_bias is not None,
-        DEPTH=shape.few_depth(shape.hidden),
+        DEPTH=gate_up.depth(shape.few_depth(shape.hidden)),
+        **gate_up.constants,
         **how,
     )
     _down_of_few[(len(x), triton.cdiv(shape.hidden, COLUMNS))](
-        inner,
-        tensors.down,
-        tensors.down if tensors.down_bias is None else tensors.down_bias,
+        in_code_order(inner, tensors.down),
+        *down.tensors,
+        down.tensors[0] if tensors.down_bias is None else tensors.down_bias,
         step.experts,
         step.weights,
         out,
-        *tensors.down.stride()[:2],
+        *down.strides,
         HAS_BIAS=tensors.down_bias is not None,
-        DEPTH=shape.few_depth(shape.inner),
+        DEPTH=down.depth(shape.few_depth(shape.inner)),
+        **down.constants,
         **how,
     )
     return out

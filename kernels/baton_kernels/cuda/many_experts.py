@@ -18,6 +18,7 @@ from baton_kernels.cuda.expert_shapes import ExpertStep
 from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.tiles import last_at_most
 from baton_kernels.cuda.tuned import Tiling
+from baton_kernels.cuda.weight_tiles import WeightOperand, groups_of, in_code_order, load_weights, row_factors
 
 SORTED = 2048
 """Pairs that a program of ``_sort`` goes through at a time."""
@@ -62,15 +63,15 @@ def _tile(
     tiles: tl.tensor,
     COLUMN_TILES: tl.constexpr,
     ROWS: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUPED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """The expert of this program, the first of its sorted pairs, the end of the expert's, and the tile of
     columns. The first is not before the end where the program has nothing to do."""
     program = tl.program_id(0)
-    group = program // (GROUP * COLUMN_TILES)
-    within = program % (GROUP * COLUMN_TILES)
-    size = tl.minimum(tiles - group * GROUP, GROUP)
-    tile = group * GROUP + within % size
+    group = program // (GROUPED * COLUMN_TILES)
+    within = program % (GROUPED * COLUMN_TILES)
+    size = tl.minimum(tiles - group * GROUPED, GROUPED)
+    tile = group * GROUPED + within % size
     expert = last_at_most(starts, experts, tile, ROWS)
     start = tl.load(starts + expert)
     first = start + (tile - start // ROWS - expert) * ROWS
@@ -84,6 +85,9 @@ def _tile(
 def _gate_up(
     x: tl.tensor,
     gate_up: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    factors: tl.tensor,
     bias: tl.tensor,
     weights: tl.tensor,
     order: tl.tensor,
@@ -104,11 +108,16 @@ def _gate_up(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUPED: tl.constexpr,
     PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
 ) -> None:
     expert, first, stop, column_tile = _tile(
-        starts, experts, tiles, (INNER + COLUMNS - 1) // COLUMNS, ROWS, GROUP
+        starts, experts, tiles, (INNER + COLUMNS - 1) // COLUMNS, ROWS, GROUPED
     )
     if first >= stop:
         return
@@ -120,34 +129,40 @@ def _gate_up(
     real = columns < INNER
     depth = tl.arange(0, DEPTH)
     taken = x + (pair // TOP_K).to(tl.int64)[:, None] * x_stride + depth[None, :]
-    weight_rows = tl.where(real, columns, 0).to(tl.int64)[:, None] * row_stride
-    of_gate = gate_up + expert.to(tl.int64) * expert_stride + weight_rows + depth[None, :]
-    of_up = of_gate + INNER * row_stride.to(tl.int64)
+    of_expert = tl.where(real, columns, 0).to(tl.int64)
+    weight_rows = expert.to(tl.int64) * expert_stride + of_expert * row_stride
+    up_rows = weight_rows + INNER * row_stride.to(tl.int64)
+    of_expert += expert.to(tl.int64) * (2 * INNER)
+    groups = groups_of(of_expert, HIDDEN, GROUP)
+    up_groups = groups + groups_of(INNER, HIDDEN, GROUP)
     gate = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
     for at in range(0, HIDDEN, DEPTH):
         if HIDDEN % DEPTH == 0:
             a = tl.load(taken)
-            b = tl.load(of_gate)
-            c = tl.load(of_up)
         else:
-            within = (at + depth < HIDDEN)[None, :]
-            a = tl.load(taken, mask=within, other=0.0)
-            b = tl.load(of_gate, mask=within, other=0.0)
-            c = tl.load(of_up, mask=within, other=0.0)
-        gate = tl.dot(a, tl.trans(b), gate, input_precision=PRECISION)
-        up = tl.dot(a, tl.trans(c), up, input_precision=PRECISION)
+            a = tl.load(taken, mask=(at + depth < HIDDEN)[None, :], other=0.0)
+        b = load_weights(
+            gate_up, scales, zeros, weight_rows, groups, at,
+            HIDDEN, GROUP, FORMAT, SCALE, HAS_ZEROS, COLUMNS, DEPTH,
+        )  # fmt: skip
+        c = load_weights(
+            gate_up, scales, zeros, up_rows, up_groups, at,
+            HIDDEN, GROUP, FORMAT, SCALE, HAS_ZEROS, COLUMNS, DEPTH,
+        )  # fmt: skip
+        gate = tl.dot(a, tl.trans(b.to(a.dtype)), gate, input_precision=PRECISION)
+        up = tl.dot(a, tl.trans(c.to(a.dtype)), up, input_precision=PRECISION)
         taken += DEPTH
-        of_gate += DEPTH
-        of_up += DEPTH
+    gate *= row_factors(scales, factors, of_expert, GROUP, FORMAT, SCALE, HAS_FACTORS)[None, :]
+    of_expert += INNER
+    up *= row_factors(scales, factors, of_expert, GROUP, FORMAT, SCALE, HAS_FACTORS)[None, :]
     if WEIGHS_INPUT:
         weight = tl.load(weights + pair)[:, None]
         gate *= weight
         up *= weight
     if HAS_BIAS:
-        of_expert = bias + expert.to(tl.int64) * (2 * INNER) + columns
-        gate += tl.load(of_expert, mask=real, other=0.0).to(tl.float32)[None, :]
-        up += tl.load(of_expert + INNER, mask=real, other=0.0).to(tl.float32)[None, :]
+        gate += tl.load(bias + of_expert - INNER).to(tl.float32)[None, :]
+        up += tl.load(bias + of_expert).to(tl.float32)[None, :]
     result = gated(gate, up, limit, ACTIVATION)
     target = out + rows.to(tl.int64)[:, None] * INNER + columns[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=own[:, None] & real[None, :])
@@ -160,6 +175,9 @@ def _gate_up(
 def _down(
     inner: tl.tensor,
     down: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    factors: tl.tensor,
     bias: tl.tensor,
     weights: tl.tensor,
     order: tl.tensor,
@@ -176,11 +194,16 @@ def _down(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUPED: tl.constexpr,
     PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
 ) -> None:
     expert, first, stop, column_tile = _tile(
-        starts, experts, tiles, (HIDDEN + COLUMNS - 1) // COLUMNS, ROWS, GROUP
+        starts, experts, tiles, (HIDDEN + COLUMNS - 1) // COLUMNS, ROWS, GROUPED
     )
     if first >= stop:
         return
@@ -191,24 +214,26 @@ def _down(
     real = columns < HIDDEN
     depth = tl.arange(0, DEPTH)
     taken = inner + rows.to(tl.int64)[:, None] * INNER + depth[None, :]
-    weight_rows = tl.where(real, columns, 0).to(tl.int64)[:, None] * row_stride
-    of_down = down + expert.to(tl.int64) * expert_stride + weight_rows + depth[None, :]
+    of_expert = tl.where(real, columns, 0).to(tl.int64)
+    weight_rows = expert.to(tl.int64) * expert_stride + of_expert * row_stride
+    of_expert += expert.to(tl.int64) * HIDDEN
+    groups = groups_of(of_expert, INNER, GROUP)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for at in range(0, INNER, DEPTH):
         if INNER % DEPTH == 0:
             a = tl.load(taken)
-            b = tl.load(of_down)
         else:
-            within = (at + depth < INNER)[None, :]
-            a = tl.load(taken, mask=within, other=0.0)
-            b = tl.load(of_down, mask=within, other=0.0)
-        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+            a = tl.load(taken, mask=(at + depth < INNER)[None, :], other=0.0)
+        b = load_weights(
+            down, scales, zeros, weight_rows, groups, at,
+            INNER, GROUP, FORMAT, SCALE, HAS_ZEROS, COLUMNS, DEPTH,
+        )  # fmt: skip
+        acc = tl.dot(a, tl.trans(b.to(a.dtype)), acc, input_precision=PRECISION)
         taken += DEPTH
-        of_down += DEPTH
+    acc *= row_factors(scales, factors, of_expert, GROUP, FORMAT, SCALE, HAS_FACTORS)[None, :]
     pair = tl.load(order + rows)
     if HAS_BIAS:
-        of_expert = bias + expert.to(tl.int64) * HIDDEN + columns
-        acc += tl.load(of_expert, mask=real, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias + of_expert).to(tl.float32)[None, :]
     if not WEIGHS_INPUT:
         acc *= tl.load(weights + pair)[:, None]
     target = out + pair.to(tl.int64)[:, None] * HIDDEN + columns[None, :]
@@ -249,14 +274,14 @@ def multiply_many(step: ExpertStep) -> Tensor:
 
 def _first_products(step: ExpertStep, order: Tensor, starts: Tensor) -> Tensor:
     """What goes into the second product of each of the sorted pairs, [T * k, inner]."""
-    tensors, shape = step.tensors, step.shape
+    tensors, shape, weight = step.tensors, step.shape, step.gate_up
     tiling = shape.gate_up(shape.rows(step.pairs))
     tiles = step.pairs // tiling.rows + shape.experts
     out = torch.empty((step.pairs, shape.inner), dtype=step.x.dtype, device=step.x.device)
     _gate_up[(tiles * triton.cdiv(shape.inner, tiling.tile),)](
         step.x,
-        tensors.gate_up,
-        tensors.gate_up if tensors.gate_up_bias is None else tensors.gate_up_bias,
+        *weight.tensors,
+        weight.tensors[0] if tensors.gate_up_bias is None else tensors.gate_up_bias,
         step.weights,
         order,
         starts,
@@ -264,40 +289,40 @@ def _first_products(step: ExpertStep, order: Tensor, starts: Tensor) -> Tensor:
         tiles,
         shape.experts,
         step.x_stride,
-        *tensors.gate_up.stride()[:2],
+        *weight.strides,
         tensors.activation.number,
         TOP_K=step.experts.shape[1],
         ACTIVATION=tensors.activation.kind,
         HAS_BIAS=tensors.gate_up_bias is not None,
-        **_how(step, tiling),
+        **_how(step, weight, tiling),
     )
     return out
 
 
 def _second_products(step: ExpertStep, inner: Tensor, order: Tensor, starts: Tensor) -> Tensor:
     """The result of each pair at its own place, [T * k, hidden]."""
-    tensors, shape = step.tensors, step.shape
+    tensors, shape, weight = step.tensors, step.shape, step.down
     tiling = shape.down(shape.rows(step.pairs))
     tiles = step.pairs // tiling.rows + shape.experts
     out = torch.empty((step.pairs, shape.hidden), dtype=step.x.dtype, device=step.x.device)
     _down[(tiles * triton.cdiv(shape.hidden, tiling.tile),)](
-        inner,
-        tensors.down,
-        tensors.down if tensors.down_bias is None else tensors.down_bias,
+        in_code_order(inner, tensors.down),
+        *weight.tensors,
+        weight.tensors[0] if tensors.down_bias is None else tensors.down_bias,
         step.weights,
         order,
         starts,
         out,
         tiles,
         shape.experts,
-        *tensors.down.stride()[:2],
+        *weight.strides,
         HAS_BIAS=tensors.down_bias is not None,
-        **_how(step, tiling),
+        **_how(step, weight, tiling),
     )
     return out
 
 
-def _how(step: ExpertStep, tiling: Tiling) -> dict[str, object]:
+def _how(step: ExpertStep, weight: WeightOperand, tiling: Tiling) -> dict[str, object]:
     """The constants of both products."""
     return {
         "HIDDEN": step.shape.hidden,
@@ -305,12 +330,13 @@ def _how(step: ExpertStep, tiling: Tiling) -> dict[str, object]:
         "WEIGHS_INPUT": step.weighs_input,
         "ROWS": tiling.rows,
         "COLUMNS": tiling.tile,
-        "DEPTH": step.shape.depth,
-        "GROUP": TILES_OF_A_GROUP,
+        "DEPTH": weight.depth(step.shape.depth),
+        "GROUPED": TILES_OF_A_GROUP,
         "PRECISION": "ieee" if step.shape.exact else "tf32",
         "num_warps": tiling.warps,
         "num_stages": tiling.stages,
         "enable_fp_fusion": True,
+        **weight.constants,
     }
 
 

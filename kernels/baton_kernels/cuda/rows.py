@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton_kernels.activation import ALPHA, Activation
+from baton_kernels.activation import Activation
 from baton_kernels.activation_kind import GATED, UNGATED
+from baton_kernels.cuda.activation import active, gated
 from baton_kernels.cuda.launch import bound
+from baton_kernels.cuda.rounding import RoundedTarget, store_rounded, warps_of
 from baton_kernels.cuda.shapes import next_power_of_two
 from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch
+from baton_kernels.rounded_rows import RoundedRows, RowRounding
 
+TYPES: Mapping[torch.dtype, tl.dtype] = MappingProxyType(
+    {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+)
+"""The types of activations, as kernels name them."""
 COLUMNS = 1024
 """The number of columns of a program that computes activations."""
 
@@ -110,6 +119,8 @@ def _add_norm(
     weight: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
+    scales: tl.tensor,
+    scale: tl.tensor,
     factor: tl.tensor,
     post_eps: tl.tensor,
     post_offset: tl.tensor,
@@ -124,6 +135,10 @@ def _add_norm(
     HAS_NORM: tl.constexpr,
     CENTERED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    TYPE: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, SIZE)
@@ -140,7 +155,11 @@ def _add_norm(
         tl.store(residual + row * size + columns, total.to(residual.dtype.element_ty), mask=real)
     if HAS_NORM:
         total = _normed(total, weight, bias, columns, size, eps, offset, CENTERED, HAS_BIAS)
-    tl.store(out + row * size + columns, total.to(out.dtype.element_ty), mask=real)
+    if TYPE is None:
+        tl.store(out + row * size + columns, total.to(out.dtype.element_ty), mask=real)
+    else:
+        total = total.to(DTYPE).to(tl.float32)
+        store_rounded(total, out, scales, scale, row, size, TYPE, GROUP, HAS_SCALE, SIZE)
 
 
 def add_norm(
@@ -154,36 +173,72 @@ def add_norm(
 ) -> Tensor:
     """x, residual [T, size] -> [T, size] ``dtype``: ``residual`` becomes residual + factor * post(x) (x None:
     stays), and the result is its norm. None for ``post`` or ``norm``: as it is."""
-    rows, size = residual.shape
     out = torch.empty(residual.shape, dtype=dtype, device=residual.device)
+    into = {"DTYPE": None, "TYPE": None, "GROUP": 0, "HAS_SCALE": False}
+    _add_norm_into((out, out, out), into, residual.shape[1], x, residual, norm, post, factor)
+    return out
+
+
+def add_norm_rounded(
+    x: Tensor | None,
+    residual: Tensor,
+    norm: Norm | None,
+    dtype: torch.dtype,
+    rounding: RowRounding,
+    *,
+    post: Norm | None = None,
+    factor: float = 1.0,
+) -> RoundedRows:
+    """Does what :func:`add_norm` does, and rounds the result, which is not stored."""
+    rows, size = residual.shape
+    target = RoundedTarget.of(rows, size, rounding, residual.device)
+    into = {"DTYPE": TYPES[dtype], **target.constants}
+    _add_norm_into(target.tensors, into, target.columns, x, residual, norm, post, factor)
+    return target.rows
+
+
+def _add_norm_into(
+    out: tuple[Tensor, Tensor, Tensor],
+    into: Mapping[str, object],
+    columns: int,
+    x: Tensor | None,
+    residual: Tensor,
+    norm: Norm | None,
+    post: Norm | None,
+    factor: float,
+) -> None:
+    """Launches the kernel of norms. ``out``: the result, or codes, scales and one scale, as ``into`` says.
+    ``columns``: those of a program, before they are rounded up."""
+    rows, size = residual.shape
     if not ((x is None or x.is_contiguous()) and residual.is_contiguous()):
         distances = [each.stride(0) for each in (x, residual) if each is not None]
         raise ValueError(f"rows must lie behind each other, not {distances} apart")
-    if rows:
-        columns = next_power_of_two(size)
-        first, second = _Parts.of(post, residual), _Parts.of(norm, residual)
-        _add_norm[(rows,)](
-            residual if x is None else x,
-            residual,
-            *first.tensors,
-            *second.tensors,
-            out,
-            factor,
-            *first.numbers,
-            *second.numbers,
-            size,
-            SIZE=columns,
-            HAS_X=x is not None,
-            HAS_POST=post is not None,
-            POST_CENTERED=first.centered,
-            HAS_POST_BIAS=first.has_bias,
-            HAS_NORM=norm is not None,
-            CENTERED=second.centered,
-            HAS_BIAS=second.has_bias,
-            num_warps=min(16, max(1, columns // 512)),
-            enable_fp_fusion=True,
-        )
-    return out
+    if not rows:
+        return
+    columns = next_power_of_two(columns)
+    first, second = _Parts.of(post, residual), _Parts.of(norm, residual)
+    _add_norm[(rows,)](
+        residual if x is None else x,
+        residual,
+        *first.tensors,
+        *second.tensors,
+        *out,
+        factor,
+        *first.numbers,
+        *second.numbers,
+        size,
+        SIZE=columns,
+        HAS_X=x is not None,
+        HAS_POST=post is not None,
+        POST_CENTERED=first.centered,
+        HAS_POST_BIAS=first.has_bias,
+        HAS_NORM=norm is not None,
+        CENTERED=second.centered,
+        HAS_BIAS=second.has_bias,
+        **into,
+        num_warps=warps_of(columns),
+        enable_fp_fusion=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +261,6 @@ class _Parts:
         return cls(tensors, (norm.eps, norm.offset), norm.centered, bias is not None)
 
 
-@triton.jit
-def _active(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """The activation of x, float32; for what overflows in between, its limit."""
-    if KIND == "relu2":
-        return tl.where(x > 0.0, x * x, x * 0.0)
-    if KIND == "gelu_tanh":
-        # (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
-        steep = 1.5957691216057308 * (x + 0.044715 * x * x * x)
-    else:
-        tl.static_assert(KIND == "silu")
-        steep = x
-    return x / (1.0 + tl.exp(-steep))
-
-
 @bound
 @triton.jit
 def _gated_product(
@@ -230,22 +271,13 @@ def _gated_product(
     limit: tl.tensor,
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
-    ALPHA: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = columns < size
     gate = tl.load(gate_up + row * row_stride + columns, mask=real, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * row_stride + size + columns, mask=real, other=0.0).to(tl.float32)
-    if KIND == "clamped_swiglu":
-        # Comparisons, unlike minima, let NaN through.
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-        product = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
-    elif KIND == "scaled_silu":
-        product = _active(gate * limit, "silu") * up
-    else:
-        product = _active(gate, KIND) * up
+    product = gated(gate, up, limit, KIND)
     tl.store(out + row * size + columns, product.to(out.dtype.element_ty), mask=real)
 
 
@@ -262,11 +294,57 @@ def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
             activation.number,
             COLUMNS=COLUMNS,
             KIND=activation.kind,
-            ALPHA=ALPHA,
             num_warps=4,
             enable_fp_fusion=True,
         )
     return out
+
+
+@bound
+@triton.jit(do_not_specialize_on_alignment=["scale"])
+def _gated_rounded(
+    gate_up: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    scale: tl.tensor,
+    size: tl.tensor,
+    row_stride: tl.tensor,
+    limit: tl.tensor,
+    KIND: tl.constexpr,
+    TYPE: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    SIZE: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, SIZE)
+    real = columns < size
+    gate = tl.load(gate_up + row * row_stride + columns, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * row_stride + size + columns, mask=real, other=0.0).to(tl.float32)
+    product = gated(gate, up, limit, KIND).to(gate_up.dtype.element_ty).to(tl.float32)
+    product = tl.where(real, product, 0.0)
+    store_rounded(product, codes, scales, scale, row, size, TYPE, GROUP, HAS_SCALE, SIZE)
+
+
+def gated_product_rounded(gate_up: Tensor, activation: Activation, rounding: RowRounding) -> RoundedRows:
+    """Does what :func:`gated_product` does, and rounds the result, which is not stored."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    _check_rows(gate_up)
+    target = RoundedTarget.of(rows, size, rounding, gate_up.device)
+    if rows:
+        _gated_rounded[(rows,)](
+            gate_up,
+            *target.tensors,
+            size,
+            gate_up.stride(0),
+            activation.number,
+            KIND=activation.kind,
+            **target.constants,
+            SIZE=target.columns,
+            num_warps=warps_of(target.columns),
+            enable_fp_fusion=True,
+        )
+    return target.rows
 
 
 @bound
@@ -283,7 +361,7 @@ def _activated(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = columns < size
     given = tl.load(x + row * row_stride + columns, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + row * size + columns, _active(given, KIND).to(out.dtype.element_ty), mask=real)
+    tl.store(out + row * size + columns, active(given, KIND).to(out.dtype.element_ty), mask=real)
 
 
 def activated(x: Tensor, activation: Activation) -> Tensor:
@@ -308,6 +386,10 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
 
 def _empty_rows(x: Tensor, size: int) -> Tensor:
     """Memory for a row of ``size`` for each row of x. ValueError if these are strided."""
+    _check_rows(x)
+    return torch.empty((x.shape[0], size), dtype=x.dtype, device=x.device)
+
+
+def _check_rows(x: Tensor) -> None:
     if x.shape[1] > 1 and x.stride(1) != 1:
         raise ValueError(f"a row must be contiguous, not strided by {x.stride(1)}")
-    return torch.empty((x.shape[0], size), dtype=x.dtype, device=x.device)
