@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cuda.tuned import Tiling, TuningError, tilings_of
+from baton_kernels.kv_fp8 import FP8
 from baton_kernels.window import ChunkedWindow, Window
 
 Number = TypeVar("Number", int, Tensor)
@@ -55,13 +56,14 @@ class Shape:
     block_size: int
     head_dim: int
     dtype: torch.dtype
+    """The pool's. Queries have the same or, of a pool of FP8, a type of 16 bits."""
     arch: int
     tuned: Mapping[str, Tiling] = field(default_factory=dict)
     """Tuned tile sizes, which override those chosen here, by :meth:`name`."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise ValueError(f"a pool of {self.dtype}: allowed are float32, bfloat16 and float16")
+        if self.dtype not in (torch.float32, torch.bfloat16, torch.float16, FP8):
+            raise ValueError(f"a pool of {self.dtype}: allowed are float32, bfloat16, float16 and {FP8}")
         if self.head_dim > LARGEST_HEAD_DIM:
             raise ValueError(f"head_dim is {self.head_dim}: at most {LARGEST_HEAD_DIM}")
         if self.arch < MIN_ARCH:
