@@ -144,7 +144,8 @@ class Shape:
         rows = max(MIN_ROWS, next_power_of_two(group * queries))
         if self.exact:
             return Tiling(rows, self.decode_tile, warps=8, stages=3)
-        warps = 4 if rows < 64 else 8
+        few = rows < 64 and not (self.dtype == FP8 and rows * self.dims >= FEW_NUMBERS and rows > MIN_ROWS)
+        warps = 4 if few else 8
         # Three tiles do not fit twice into the shared memory of older devices.
         three = self.arch >= 90 and warps == 4 and rows * self.dims <= FEW_NUMBERS
         return Tiling(rows, self.decode_tile, warps, stages=7 if three else 5)
@@ -159,7 +160,7 @@ class Shape:
         large = self.arch >= 90
         tile = 64 if large and self.dims <= 128 else 32
         if not (large or self.dims <= 128):
-            return Tiling(64, tile, warps=8, stages=3)
+            return Tiling(64, tile // 2 if self.dtype == FP8 else tile, warps=8, stages=3)
         return Tiling(128, tile, warps=8, stages=5 if self.dims <= 128 else 3)
 
 
