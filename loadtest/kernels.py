@@ -43,8 +43,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from baton_kernels.activation import GELU_TANH, SILU, Activation
 from baton_kernels.activation_kind import RELU2
 from baton_kernels.expert_tensors import ExpertTensors, QuantizedExpertTensors
+from baton_kernels.kv_fp8 import FP8
 from baton_kernels.mamba_weights import GatedNorm
 from baton_kernels.norm import Norm
+from baton_kernels.paged import PagedBatch
 from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.window import ChunkedWindow, Window
@@ -59,6 +61,10 @@ ARCHS = (80, 90, 100)
 BUILT_DTYPES = ("bfloat16", "float32")
 HEAD_DIMS = (64, 96, 128, 256)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+FP8_KV = "fp8 KV"
+"""The type of attention in bfloat16 over a pool of FP8."""
+POOL_DTYPES = {**DTYPES, FP8_KV: FP8}
+QUERY_DTYPES = {**DTYPES, FP8_KV: torch.bfloat16}
 STEPS: dict[str, Case] = {
     "decode": Case(8, 2, 0, 64, None, (200, 70), ()),
     "verify, 32 rows": Case(8, 2, 0, 64, None, (200, 70), (), queries=5),
@@ -97,7 +103,7 @@ class Variant:
 
     @property
     def case(self) -> Case:
-        case = replace(STEPS[self.step], head_dim=self.head_dim, dtype=DTYPES[self.dtype])
+        case = replace(STEPS[self.step], head_dim=self.head_dim, dtype=QUERY_DTYPES[self.dtype])
         changes: Mapping[str, Any] = FEATURES[self.features]
         return replace(case, **changes)
 
@@ -119,7 +125,7 @@ def fits_decode(step: str, head_dim: int, dtype: str) -> bool:
     from baton_kernels.cuda.shapes import Shape
 
     rows = re.search(r"(\d+) rows", step)
-    return rows is None or int(rows[1]) <= Shape(64, head_dim, DTYPES[dtype], 90).most_rows
+    return rows is None or int(rows[1]) <= Shape(64, head_dim, POOL_DTYPES[dtype], 90).most_rows
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,7 @@ class Launch:
         def run(arch: int) -> Tensor:
             case = variant.case
             pool, batch = lay_out(case)
+            pool = pool.to(POOL_DTYPES[variant.dtype])
             q = torch.zeros(batch.positions.numel(), case.heads, case.head_dim, dtype=case.dtype)
             plan = CudaPlan.build(batch, pool, {case.window}, case.heads, Device(132, arch))
             how: dict[str, Any] = {"scale": 0.1, "window": case.window, "softcap": case.softcap}
@@ -152,25 +159,36 @@ class Launch:
 
 def head_launches(dtype: str, head_dims: Sequence[int]) -> Iterator[Launch]:
     """Yield the launches of the kernels between the projection and the pool."""
-    from baton_kernels.cuda import rotary, rows
+    from baton_kernels.cuda.attention import CudaPlan
+    from baton_kernels.cuda.shapes import Device
 
     for head_dim in head_dims:
-        case = replace(STEPS["decode"], head_dim=head_dim, dtype=DTYPES[dtype])
+        case = replace(STEPS["decode"], head_dim=head_dim, dtype=QUERY_DTYPES[dtype])
         pool, batch = lay_out(case)
+        pool = pool.to(POOL_DTYPES[dtype])
         qkv = torch.zeros(2, 12, head_dim, dtype=case.dtype)
         k, v = qkv[:, 8:10], qkv[:, 10:]
-        angles = torch.zeros(2, 1, head_dim)
         norm = HeadNorm(qkv[0, 0], qkv[0, 0], 1e-5)
-        plain = partial(rotary.rotate_and_store, pool, 0, qkv, angles, angles, None, batch)
-        normed = partial(rotary.rotate_and_store, pool, 0, qkv, angles, angles, norm, batch)
-        written = partial(rows.write_kv, pool, 0, k, v, batch)
-        named: dict[str, Callable[[], object]] = {
-            "rotate, store": plain,
-            "norm, rotate, store": normed,
-            "KV write": written,
+
+        def plan(arch: int, pool: Tensor, batch: PagedBatch) -> CudaPlan:
+            return CudaPlan.build(batch, pool, {None}, 8, Device(132, arch))
+
+        def turn(arch: int, pool: Tensor, batch: PagedBatch, qkv: Tensor, norm: HeadNorm | None) -> Tensor:
+            angles = torch.zeros(2, 1, qkv.shape[2])
+            on = plan(arch, pool, batch)
+            return on.rotate_and_store(pool, 0, qkv, cos=angles, sin=angles, norm=norm)
+
+        def write(arch: int, pool: Tensor, batch: PagedBatch, k: Tensor, v: Tensor) -> None:
+            plan(arch, pool, batch).write_kv(pool, 0, k, v)
+
+        step = {"pool": pool, "batch": batch}
+        named: dict[str, Callable[[int], object]] = {
+            "rotate, store": partial(turn, **step, qkv=qkv, norm=None),
+            "norm, rotate, store": partial(turn, **step, qkv=qkv, norm=norm),
+            "KV write": partial(write, **step, k=k, v=v),
         }
         for name, launch in named.items():
-            yield Launch(name, str(head_dim), dtype, "-", anywhere(launch))
+            yield Launch(name, str(head_dim), dtype, "-", launch)
 
 
 def anywhere(launch: Callable[[], object]) -> Callable[[int], object]:
@@ -435,6 +453,8 @@ def everything() -> list[Launch]:
     """Return all kernels in the shipped configurations."""
     found = [Launch.attention(v) for v in variants(BUILT_DTYPES, list(STEPS), FEATURES, HEAD_DIMS)]
     found += map(Launch.attention, variants(BUILT_DTYPES, ["decode", "prefill"], FEATURES, (48,)))
+    found += map(Launch.attention, variants([FP8_KV], list(STEPS), ["-", ALL], HEAD_DIMS))
+    found += head_launches(FP8_KV, HEAD_DIMS)
     for dtype in BUILT_DTYPES:
         found += [*head_launches(dtype, HEAD_DIMS), *row_launches(dtype)]
         # States of 256 spill where products are exact: float32 is for comparison there.
@@ -457,12 +477,14 @@ def the_largest() -> list[Launch]:
         *variants(["bfloat16"], ["decode", "prefill"], [ALL], (64, 128, 256)),
         *variants(["bfloat16"], ["verify, 64 rows"], [ALL], (128,)),
         *variants(["float32"], ["prefill"], [ALL], (48,)),
+        *variants([FP8_KV], ["decode", "prefill"], [ALL], (128,)),
     ]
     router, few, *_, many = expert_launches("bfloat16", ["gpt-oss-20b"], (2,))
     gdn, kda, *_, mamba, norm, short = state_launches("bfloat16", (128,), (256,))
     return [
         *map(Launch.attention, largest),
         *head_launches("bfloat16", (256,)),
+        next(head_launches(FP8_KV, (256,))),
         *row_launches("bfloat16"),
         *(router, few, many),
         *quantized_launches("bfloat16", ["int4 groups of 64, zeros, order"], (64,)),

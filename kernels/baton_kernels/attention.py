@@ -15,6 +15,7 @@ from torch import Tensor
 
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.library import advise_large_pages, native
+from baton_kernels.kv_fp8 import UNSCALED, KVScales, check_scales
 from baton_kernels.paged import PagedBatch
 from baton_kernels.plain import PlainPlan
 from baton_kernels.rotary import HeadNorm
@@ -68,9 +69,13 @@ def new_pool(
     return pool.zero_()
 
 
-def write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
-    """Store the step's k and v, both [T, kv_heads, head_dim], in the slots of their tokens."""
-    plan.step.write_kv(pool, layer, k, v)
+def write_kv(
+    pool: Tensor, layer: int, k: Tensor, v: Tensor, plan: AttentionPlan, scales: KVScales = UNSCALED
+) -> None:
+    """Store the step's k and v, both [T, kv_heads, head_dim], in the slots of their tokens, in the pool's
+    type."""
+    check_scales(pool, scales)
+    plan.step.write_kv(pool, layer, k, v, scales)
 
 
 def rotate_and_store(
@@ -82,13 +87,16 @@ def rotate_and_store(
     cos: Tensor,
     sin: Tensor,
     norm: HeadNorm | None = None,
+    scales: KVScales = UNSCALED,
 ) -> Tensor:
     """qkv [T, heads + 2 * kv_heads, head_dim], as the fused projection yields it -> q [T, heads, head_dim].
 
     Queries and keys are normed (unless ``norm`` is None) and turned by cos and sin, both [T, 1, head_dim]
-    float32 as ``baton_kernels.rotary.rotate`` takes them; keys and values go to their tokens' slots.
+    float32 as ``baton_kernels.rotary.rotate`` takes them; keys and values go to their tokens' slots, first
+    rounded to the type of qkv and then to the pool's (``baton_kernels.kv_fp8``).
     """
-    return plan.step.rotate_and_store(pool, layer, qkv, cos=cos, sin=sin, norm=norm)
+    check_scales(pool, scales)
+    return plan.step.rotate_and_store(pool, layer, qkv, cos=cos, sin=sin, norm=norm, scales=scales)
 
 
 def paged_attention(
@@ -101,6 +109,7 @@ def paged_attention(
     window: Window | None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    scales: KVScales = UNSCALED,
 ) -> Tensor:
     """q [T, heads, head_dim] -> [T, heads, head_dim]: softmax(scale q k) v over the tokens that each row may
     see.
@@ -108,6 +117,10 @@ def paged_attention(
     Query head h reads kv head ``h // (heads / kv_heads)``. ``window`` is one of the windows that the plan was
     built for. With a ``softcap``, each scaled score s becomes ``softcap * tanh(s / softcap)``. ``sinks``
     [heads] float32: a further score of each query head, neither scaled nor soft-capped, which takes part in
-    the softmax and has no value. The K and V of the step's own tokens must already be in the pool.
+    the softmax and has no value. The K and V of the step's own tokens must already be in the pool, by the
+    same ``scales``.
     """
-    return plan.step.attend(pool, layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    check_scales(pool, scales)
+    return plan.step.attend(
+        pool, layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks, scales=scales
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton_kernels.kv_fp8 import in_place
+
 
 def copy_blocks(target: Tensor, target_ids: Tensor, source: Tensor, source_ids: Tensor) -> None:
     """Copies block ``source_ids[i]`` of ``source`` to block ``target_ids[i]`` of ``target``, for all i.
@@ -24,4 +26,4 @@ def copy_blocks(target: Tensor, target_ids: Tensor, source: Tensor, source_ids: 
         with torch.cuda.device(target_ids.get_device()):  # triton launches on the current device
             blocks.copy_blocks(target, target_ids, source, source_ids)
     else:
-        target.index_copy_(0, target_ids, source.index_select(0, source_ids))
+        in_place(target).index_copy_(0, target_ids, in_place(source).index_select(0, source_ids))

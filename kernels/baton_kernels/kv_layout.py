@@ -162,6 +162,11 @@ class KVLayout:
         return not others and isinstance(kv, TokenKV) and kv.vectors == 2 and len(group.tables) == 1
 
     @property
+    def holds_fp8(self) -> bool:
+        """Whether K and V are FP8: no other type has one byte."""
+        return self.element_bytes == 1
+
+    @property
     def keeps_blocks(self) -> bool:
         """Whether a sequence keeps each of its blocks, in one page, as long as it is here."""
         [group, *others] = self.groups

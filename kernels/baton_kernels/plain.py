@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from baton_kernels.kv_fp8 import FP8, UNSCALED, KVScales, as_stored, in_place
 from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.rotary import HeadNorm, normed_and_rotated
 from baton_kernels.window import ChunkedWindow, Window
@@ -88,12 +89,13 @@ class PlainPlan:
             chunks={w: tuple(reader.chunk(chunk, w) for chunk in batch.chunks) for w in windows},
         )
 
-    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED) -> None:
         block_size, head_dim = pool.shape[-2:]
-        slots = pool.view(-1, head_dim)
+        slots = in_place(pool).view(-1, head_dim)
         keys = self.write_slots + layer * 2 * block_size
-        slots.index_copy_(0, keys, k.reshape(-1, head_dim))
-        slots.index_copy_(0, keys + block_size, v.reshape(-1, head_dim))
+        of_k, of_v = scales.factors
+        slots.index_copy_(0, keys, as_stored(k, of_k, pool).reshape(-1, head_dim))
+        slots.index_copy_(0, keys + block_size, as_stored(v, of_v, pool).reshape(-1, head_dim))
 
     def rotate_and_store(
         self,
@@ -104,10 +106,11 @@ class PlainPlan:
         cos: Tensor,
         sin: Tensor,
         norm: HeadNorm | None,
+        scales: KVScales = UNSCALED,
     ) -> Tensor:
         kv_heads = pool.shape[1]
         q, k, v = normed_and_rotated(qkv, qkv.shape[1] - 2 * kv_heads, kv_heads, cos, sin, norm)
-        self.write_kv(pool, layer, k, v)
+        self.write_kv(pool, layer, k, v, scales)
         return q
 
     def attend(
@@ -120,6 +123,7 @@ class PlainPlan:
         window: Window | None,
         softcap: float | None,
         sinks: Tensor | None = None,
+        scales: KVScales = UNSCALED,
         out: Tensor | None = None,
     ) -> Tensor:
         tokens, heads, head_dim = q.shape
@@ -127,7 +131,7 @@ class PlainPlan:
         groups = q.reshape(tokens, kv_heads, heads // kv_heads, head_dim)
         if out is None:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        scores = Scores(scale, softcap)
+        scores = Scores(scale * scales.k, softcap)
         of_heads = None if sinks is None else sinks.view(kv_heads, -1, 1)
         for view in self.decode[window]:
             members = slice(self.num_decode) if view.members is None else view.members
@@ -135,7 +139,7 @@ class PlainPlan:
         for chunk in self.chunks[window]:
             rows = slice(chunk.start, chunk.start + chunk.length)
             out[rows] = _chunk(pool, layer, groups[rows], chunk, scores, of_heads).flatten(1, 2)
-        return out
+        return out if scales.v == 1 else out.mul_(scales.v)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +251,13 @@ class Scores:
         return weights.to(v.dtype) @ v
 
 
-def _gather(pool: Tensor, layer: int, rows: Tensor) -> Tensor:
-    """rows [2, ..., blocks] -> K and V, [2, ..., blocks * block_size, head_dim]."""
+def _gather(pool: Tensor, layer: int, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """rows [2, ..., blocks] -> K and V as they are stored, [2, ..., blocks * block_size, head_dim] of type
+    ``dtype``."""
     block_size, head_dim = pool.shape[-2:]
-    gathered = pool.view(-1, block_size * head_dim).index_select(0, (rows + layer * 2).flatten())
+    gathered = in_place(pool).view(-1, block_size * head_dim).index_select(0, (rows + layer * 2).flatten())
+    if pool.dtype == FP8:
+        gathered = gathered.view(FP8).to(dtype)
     return gathered.view(*rows.shape[:-1], rows.shape[-1] * block_size, head_dim)
 
 
@@ -262,7 +269,7 @@ def _decode(
     The query heads that share a kv head stand where the queries of one sequence usually do, so K and V are
     read once and never repeated.
     """
-    gathered = _gather(pool, layer, view.rows).masked_fill_(~view.mask[:, 0, 0, None, :, None], 0)
+    gathered = _gather(pool, layer, view.rows, q.dtype).masked_fill_(~view.mask[:, 0, 0, None, :, None], 0)
     k, v = gathered
     return scores.attend(q, k, v, view.mask, sinks)
 
@@ -272,7 +279,7 @@ def _chunk(
 ) -> Tensor:
     """q [length, kv_heads, group, head_dim], sinks [kv_heads, group, 1] -> the shape of q. Repeated K and V
     are strides, not copies."""
-    gathered = _gather(pool, layer, view.rows)
+    gathered = _gather(pool, layer, view.rows, q.dtype)
     if view.mask is None:
         gathered = gathered[..., : view.length, :]
     else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.models.base import CausalLM
 from baton.models.loader import kv_layout, new_page_pool
 from baton_kernels.kv_layout import TokenKV
-from baton_kernels.paged import Chunk, PagedBatch, PagedTables, StateRows, StateSegment, WantedRows
+from baton_kernels.paged import Chunk, PagedBatch, PagedTables, Planner, StateRows, StateSegment, WantedRows
 from baton_kernels.window import ChunkedWindow
 
 
@@ -32,11 +32,22 @@ class LaidOut:
     """Computes steps of a model that has been laid out. Pages are given out in a random order; page 0 is
     nobody's and full of NaN."""
 
-    def __init__(self, model: CausalLM, block_size: int, num_pages: int = 600, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        block_size: int,
+        num_pages: int = 600,
+        seed: int = 0,
+        kv_dtype: torch.dtype | None = None,
+        planner: Planner | None = None,
+    ) -> None:
+        """``kv_dtype``: the type of the pool's numbers; None: the model's. ``planner``: see ``PagedBatch``."""
         self.model = model
-        self.layout = kv_layout(model.config, block_size, model.dtype, model.shard)
+        kv_dtype = kv_dtype or model.dtype
+        self.layout = kv_layout(model.config, block_size, kv_dtype, model.shard)
         model.lay_out(self.layout)
-        self.pool = new_page_pool(self.layout, num_pages, model.dtype, "cpu")
+        self.pool = new_page_pool(self.layout, num_pages, kv_dtype, "cpu")
+        self._planner = planner
         self.pool[0] = float("nan")
         self._free = list(range(1, num_pages))
         random.Random(seed).shuffle(self._free)
@@ -115,6 +126,7 @@ class LaidOut:
             chunks=tuple(chunks),
             more=tuple(tables[1:]),
             states=self._states(laid, chunks, num_decode, cut),
+            planner=self._planner,
         )
 
     def _states(self, laid: list[Laid], chunks: list[Chunk], num_decode: int, cut: int) -> StateRows | None:

@@ -49,7 +49,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loaded(path: Path) -> LoadedRank:
     model = load_model(path, "float32")
-    return LoadedRank(model, CPU, 16, kv_layout(model.config, 16, torch.float32))
+    return LoadedRank(model, CPU, 16, kv_layout(model.config, 16, torch.float32), torch.float32)
 
 
 def config_of(path: Path, **settings: Any) -> EngineConfig:

@@ -6,18 +6,19 @@
 
 namespace {
 
-// The pool and one of its layers: a (block, kv head) holds block_size * dim elements of K, then as many of V.
-template <class T> struct Pool {
-    const T* data;
+// The pool and one of its layers: a (block, kv head) holds block_size * dim elements of K, then as many of V. They are
+// S, which is T, the type of queries, or e4m3: codes, which become words of T in registers.
+template <class S> struct Pool {
+    const S* data;
     int64_t kv_heads, layers, layer, block_size, dim;
-    const T* keys(int64_t block, int64_t head) const {
+    const S* keys(int64_t block, int64_t head) const {
         return data + (((block * kv_heads + head) * layers + layer) * 2) * block_size * dim;
     }
-    const T* values(int64_t block, int64_t head) const { return keys(block, head) + block_size * dim; }
+    const S* values(int64_t block, int64_t head) const { return keys(block, head) + block_size * dim; }
 };
 
 struct Scores {
-    float scale, softcap;  // softcap 0: none
+    float scale, value_scale, softcap;  // of products with keys as they are stored; of sums of such values; 0: none
     int64_t window;        // the last so many tokens; below 0: those of the query's own run of -window; 0: all
     const float* sinks;    // a further score of each query head, without a value; null: none
 
@@ -138,21 +139,27 @@ template <class T> inline void to_weights(const float* from, int64_t count, T* t
     for (int64_t i = 0; i < count; i += LANES) put(to + i, load(from + i));
 }
 
-// sums [H, result] += weights [H, stride] times the values of ``count`` slots, each value read once. As many words
+// Prefetches the line at p, which is number d of a row, once for each line of a row.
+template <class S> inline void prefetch(const S* p, int64_t d) {
+    if (sizeof(S) > 1 || d % (4 * LINE) == 0) __builtin_prefetch(p, 0, 2);
+}
+
+// sums [H, result] += weights [H, stride] times the values of ``count`` slots, each value read once. As many numbers
 // from ``soon`` on are prefetched meanwhile.
-template <class T, int H>
-inline void add_values(const T* values, const int32_t* soon, const T* weights, int64_t stride, int64_t count,
+template <class T, int H, class S>
+inline void add_values(const S* values, const S* soon, const T* weights, int64_t stride, int64_t count,
                        int64_t dim, int64_t result, float* sums) {
     const int64_t row = dim / PER_WORD<T>;
     for (int64_t w = 0; w < row; w += LANES) {
-        const int32_t* v = words(values) + w;
+        const int64_t d = w * PER_WORD<T>;
+        const S *v = values + d, *next = soon + d;
         vf acc[H][PER_WORD<T>];
         for (int h = 0; h < H; ++h)
             for (int i = 0; i < PER_WORD<T>; ++i) acc[h][i] = load(sums + h * result + PER_WORD<T> * w + i * LANES);
         if constexpr (std::is_same_v<T, float>) {
             for (int64_t t = 0; t < count; ++t) {
-                __builtin_prefetch(soon + t * row + w, 0, 2);
-                vf value = (vf)load(v + t * row);
+                prefetch(next + t * dim, d);
+                vf value = (vf)words_from<T>(v + t * dim);
 #pragma GCC unroll 8
                 for (int h = 0; h < H; ++h) acc[h][0] += weights[h * stride + t] * value;
             }
@@ -160,9 +167,9 @@ inline void add_values(const T* values, const int32_t* soon, const T* weights, i
             // Two slots at a time make words of their even numbers, and of their odd ones.
             for (int64_t t = 0; t < count; t += 2) {
                 const bool two = t + 1 < count;
-                __builtin_prefetch(soon + t * row + w, 0, 2);
-                __builtin_prefetch(soon + (t + 1) * row + w, 0, 2);
-                vu a = (vu)load(v + t * row), b = two ? (vu)load(v + (t + 1) * row) : vu{};
+                prefetch(next + t * dim, d);
+                prefetch(next + (t + 1) * dim, d);
+                vu a = (vu)words_from<T>(v + t * dim), b = two ? (vu)words_from<T>(v + (t + 1) * dim) : vu{};
                 vi even = (vi)((a & 0xffffu) | (b << 16)), odd = (vi)((a >> 16) | (b & 0xffff0000u));
 #pragma GCC unroll 8
                 for (int h = 0; h < H; ++h) {
@@ -201,41 +208,40 @@ constexpr int64_t MAX_WORDS = 256;
 // The tokens of one task, and the addresses to prefetch. Pages lie anywhere, so the machine's prefetcher does not
 // find them. They are prefetched a line at a time while as much is read: more at once than the processor keeps track
 // of would hold up the current reads. AHEAD tokens later comes a key, and behind the last key the first values.
-template <class T> struct Stretch {
-    const Pool<T>& pool;
+template <class S> struct Stretch {
+    const Pool<S>& pool;
     const int64_t* table;
     int64_t head, first, stop;
-    const int32_t* key(int64_t token) const { return at(pool.keys(table[token / pool.block_size], head), token); }
-    const int32_t* value(int64_t token) const { return at(pool.values(table[token / pool.block_size], head), token); }
-    const int32_t* after_key(int64_t token) const {
+    const S* key(int64_t token) const { return at(pool.keys(table[token / pool.block_size], head), token); }
+    const S* value(int64_t token) const { return at(pool.values(table[token / pool.block_size], head), token); }
+    const S* after_key(int64_t token) const {
         token += AHEAD;
         return token < stop ? key(token) : value(std::min(first + token - stop, stop - 1));
     }
-    const int32_t* after_value(int64_t token) const { return value(std::min(token + AHEAD, stop - 1)); }
+    const S* after_value(int64_t token) const { return value(std::min(token + AHEAD, stop - 1)); }
 
   private:
-    const int32_t* at(const T* page, int64_t token) const {
-        return words(page + token % pool.block_size * pool.dim);
-    }
+    const S* at(const S* page, int64_t token) const { return page + token % pool.block_size * pool.dim; }
 };
 
 // Decodes one row for one kv head, the tokens from first to stop: group × (maximum, sum, sums [dim]).
-template <class T>
-void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t head, int64_t group, int64_t first,
+template <class T, class S>
+void decode_part(const T* q, const Pool<S>& pool, const int64_t* table, int64_t head, int64_t group, int64_t first,
                  int64_t stop, const Scores& how, float* scores, T* weights, float* results) {
     const int64_t row = pool.dim / PER_WORD<T>, size = pool.block_size, result = 2 + pool.dim;
-    const Stretch<T> tokens{pool, table, head, first, stop};
+    const Stretch<S> tokens{pool, table, head, first, stop};
     alignas(64) int32_t columns[MAX_WORDS * LANES];
     for (int64_t t = first; t < stop;) {
         const int64_t offset = t % size, count = std::min({size - offset, stop - t, int64_t(LANES)});
-        const int32_t *k = tokens.key(t), *soon = tokens.after_key(t);
+        const S *k = tokens.key(t), *soon = tokens.after_key(t);
         float* to = scores + (t - first);  // numbers beyond ``count`` are written again, or not read
         if (group >= SHARED) {
             for (int64_t w = 0; w < row; w += LANES) {
+                const int64_t d = w * PER_WORD<T>;
                 vi key[LANES];
                 for (int i = 0; i < LANES; ++i) {
-                    __builtin_prefetch(soon + i * row + w, 0, 2);
-                    key[i] = i < count ? load(k + i * row + w) : vi{};
+                    prefetch(soon + i * pool.dim + d, d);
+                    key[i] = i < count ? words_from<T>(k + i * pool.dim + d) : vi{};
                 }
                 transpose(key);
                 for (int i = 0; i < LANES; ++i) store(columns + (w + i) * LANES, key[i]);
@@ -251,8 +257,9 @@ void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t 
                     acc[i] = vf{};
                     if (i < count)
                         for (int64_t w = 0; w < row; w += LANES) {
-                            if (g == 0) __builtin_prefetch(soon + i * row + w, 0, 2);
-                            acc[i] = step<T>(acc[i], load(k + i * row + w), load(query + w));
+                            const int64_t d = w * PER_WORD<T>;
+                            if (g == 0) prefetch(soon + i * pool.dim + d, d);
+                            acc[i] = step<T>(acc[i], words_from<T>(k + i * pool.dim + d), load(query + w));
                         }
                 }
                 store(to + g * STRIDE, sums_of(acc) * how.scale);
@@ -267,9 +274,8 @@ void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t 
         std::fill(of_head + 2, of_head + result, 0.0f);
     }
     for (int64_t t = first; t < stop;) {
-        const int64_t offset = t % size, count = std::min(size - offset, stop - t);
-        const T* v = pool.values(table[t / size], head) + offset * pool.dim;
-        const int32_t* soon = tokens.after_value(t);
+        const int64_t count = std::min(size - t % size, stop - t);
+        const S *v = tokens.value(t), *soon = tokens.after_value(t);
         in_heads(group, [&](auto heads, int64_t g) {
             add_values<T, heads>(v, soon, weights + g * STRIDE + (t - first), STRIDE, count, pool.dim, result,
                                  results + g * result + 2);
@@ -278,7 +284,7 @@ void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t 
     }
 }
 
-template <class T> void decode(const Decode& d, const Pool<T>& pool, const Scores& how, int threads) {
+template <class T, class S> void decode(const Decode& d, const Pool<S>& pool, const Scores& how, int threads) {
     const int64_t group = d.heads / pool.kv_heads, result = 2 + pool.dim;
     const T* q = static_cast<const T*>(d.q);
     T* out = static_cast<T*>(d.out);
@@ -306,8 +312,9 @@ template <class T> void decode(const Decode& d, const Pool<T>& pool, const Score
             for (int64_t g = 0; g < group; ++g) {
                 const float* of_head = own.get() + g * result;
                 if (shares == 1)
-                    put_sums<T>(of_head + 2, share_of(of_head[1], of_head[0], how.sink(head * group + g)), pool.dim,
-                                out + (h + g) * pool.dim);
+                    put_sums<T>(of_head + 2,
+                                share_of(of_head[1], of_head[0], how.sink(head * group + g)) * how.value_scale,
+                                pool.dim, out + (h + g) * pool.dim);
                 else std::copy_n(of_head, result, parts.get() + ((h + g) * shares + share) * result);
             }
         }
@@ -326,7 +333,8 @@ template <class T> void decode(const Decode& d, const Pool<T>& pool, const Score
                     total += factor * part[1];
                     for (int64_t i = 0; i < pool.dim; ++i) own[i] += factor * part[2 + i];
                 }
-                put_sums<T>(own.get(), share_of(total, most, how.sink(h % d.heads)), pool.dim, out + h * pool.dim);
+                const float share = share_of(total, most, how.sink(h % d.heads)) * how.value_scale;
+                put_sums<T>(own.get(), share, pool.dim, out + h * pool.dim);
             }
         }
     }
@@ -353,17 +361,20 @@ template <class T> struct Workspace {
 };
 
 // Words of the numbers at one place of a value and, where two numbers make a word, of the next value (or of none).
-inline vi in_words(const float* value, const float*) { return (vi)load(value); }
-inline vi in_words(const bf16* value, const bf16* next) {
-    const vu first = (vu)widened(value) >> 16;
-    return (vi)(next ? first | (vu)widened(next) : first);
+template <class T, class S> inline vi in_words(const S* value, const S* next) {
+    if constexpr (PER_WORD<T> == 1) {
+        return (vi)floats(value);
+    } else {
+        const vu first = (vu)floats(value) >> 16;
+        return (vi)(next ? first | (vu)floats(next) : first);
+    }
 }
 
 // Packs keys and values of the tokens from first to stop as operands, in blocks of KEYS tokens. Each key is a column
 // of its words. A block's values are columns, one for each of their dim numbers, of as many words as the block's keys
 // fill.
-template <class T>
-void pack_context(const Pool<T>& pool, const int64_t* table, int64_t head, int64_t first, int64_t stop,
+template <class T, class S>
+void pack_context(const Pool<S>& pool, const int64_t* table, int64_t head, int64_t first, int64_t stop,
                   Workspace<T>& work) {
     const int64_t row = pool.dim / PER_WORD<T>, size = pool.block_size;
     const int64_t wide = (pool.dim + PANEL - 1) / PANEL * PANEL;
@@ -373,24 +384,24 @@ void pack_context(const Pool<T>& pool, const int64_t* table, int64_t head, int64
     work.values.reset(new int32_t[blocks * value_words]());
     for (int64_t t = first; t < stop; t += LANES) {
         const int64_t block = (t - first) / KEYS, at = (t - first) % KEYS, count = std::min<int64_t>(LANES, stop - t);
-        const int32_t* k[LANES];
+        const S* k[LANES];
         for (int64_t i = 0; i < count; ++i)
-            k[i] = words(pool.keys(table[(t + i) / size], head)) + (t + i) % size * row;
+            k[i] = pool.keys(table[(t + i) / size], head) + (t + i) % size * pool.dim;
         int32_t* key = work.keys.get() + block * key_words + place(at, 0, row);
         for (int64_t w = 0; w < row; w += LANES) {
             vi words_of[LANES];
-            for (int64_t i = 0; i < LANES; ++i) words_of[i] = i < count ? load(k[i] + w) : vi{};
+            for (int64_t i = 0; i < LANES; ++i) words_of[i] = i < count ? words_from<T>(k[i] + w * PER_WORD<T>) : vi{};
             transpose(words_of);
             for (int64_t i = 0; i < LANES; ++i) store(key + (w + i) * STRIPE, words_of[i]);
         }
         int32_t* value = work.values.get() + block * value_words;
         for (int64_t i = 0; i < count; i += PER_WORD<T>) {
-            const T* v = pool.values(table[(t + i) / size], head) + (t + i) % size * pool.dim;
-            const T* next = nullptr;
+            const S* v = pool.values(table[(t + i) / size], head) + (t + i) % size * pool.dim;
+            const S* next = nullptr;
             if (PER_WORD<T> == 2 && i + 1 < count)
                 next = pool.values(table[(t + i + 1) / size], head) + (t + i + 1) % size * pool.dim;
             for (int64_t d = 0; d < pool.dim; d += LANES)
-                store(value + place(d, (at + i) / PER_WORD<T>, steps), in_words(v + d, next ? next + d : nullptr));
+                store(value + place(d, (at + i) / PER_WORD<T>, steps), in_words<T>(v + d, next ? next + d : nullptr));
         }
     }
 }
@@ -398,8 +409,8 @@ void pack_context(const Pool<T>& pool, const int64_t* table, int64_t head, int64
 // One tile of queries against one block of keys, which begins at the token ``at``.
 template <class T>
 void attend_tile(const T* q, int64_t stride, int64_t rows, int64_t position, int64_t at, int64_t block,
-                 const Pool<T>& pool, const Scores& how, Workspace<T>& work) {
-    const int64_t row = pool.dim / PER_WORD<T>, wide = (pool.dim + PANEL - 1) / PANEL * PANEL;
+                 int64_t dim, const Scores& how, Workspace<T>& work) {
+    const int64_t row = dim / PER_WORD<T>, wide = (dim + PANEL - 1) / PANEL * PANEL;
     const int64_t count = std::min(KEYS, position + rows - at);  // keys that the last row sees
     const int64_t panels = (count + PANEL - 1) / PANEL, padded = panels * PANEL;
     for (int64_t p = 0; p < panels; ++p)
@@ -457,8 +468,8 @@ void attend_tile(const T* q, int64_t stride, int64_t rows, int64_t position, int
     }
 }
 
-template <class T>
-void chunk_part(const Chunk& c, const Pool<T>& pool, const Scores& how, int64_t head, int64_t from, int64_t to,
+template <class T, class S>
+void chunk_part(const Chunk& c, const Pool<S>& pool, const Scores& how, int64_t head, int64_t from, int64_t to,
                 Workspace<T>& work) {
     const int64_t group = c.heads / pool.kv_heads, cached = c.context - c.length;
     const int64_t wide = (pool.dim + PANEL - 1) / PANEL * PANEL, stride = c.heads * pool.dim;
@@ -475,16 +486,16 @@ void chunk_part(const Chunk& c, const Pool<T>& pool, const Scores& how, int64_t 
             std::fill_n(work.sums.get(), rows * wide, 0.0f);
             const int64_t begin = how.first_seen(position + 1);
             for (int64_t block = (begin - oldest) / KEYS; oldest + block * KEYS < position + rows; ++block)
-                attend_tile<T>(q, stride, rows, position, oldest + block * KEYS, block, pool, how, work);
+                attend_tile<T>(q, stride, rows, position, oldest + block * KEYS, block, pool.dim, how, work);
             for (int64_t r = 0; r < rows; ++r) {
                 T* out = static_cast<T*>(c.out) + (first + r) * stride + (head * group + g) * pool.dim;
-                const float *sums = work.sums.get() + r * wide, factor = 1 / work.total[r];
+                const float *sums = work.sums.get() + r * wide, factor = how.value_scale / work.total[r];
                 for (int64_t d = 0; d < pool.dim; d += LANES) put(out + d, load(sums + d) * factor);
             }
         }
 }
 
-template <class T> void prefill(const Chunk& c, const Pool<T>& pool, const Scores& how, int threads) {
+template <class T, class S> void prefill(const Chunk& c, const Pool<S>& pool, const Scores& how, int threads) {
     // Heads are enough tasks unless there are fewer heads than threads: then each head is split into runs of queries,
     // and each run packs the keys and values that it sees for itself.
     const int64_t runs = std::min<int64_t>((c.length + QUERIES - 1) / QUERIES,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
+from baton_kernels.kv_fp8 import FP8, UNSCALED, KVScales, as_stored, in_place
 from baton_kernels.paged import PagedBatch
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.window import ChunkedWindow, Window
@@ -26,7 +27,8 @@ class CpuPlan:
     tables: Tensor
     """[num_decode, blocks] int64: the block table of each decode row."""
     shape: ctypes.Array[ctypes.c_int64]
-    kind: int
+    codes: bool
+    """Whether the pool is of FP8."""
     threads: int
 
     @classmethod
@@ -36,18 +38,22 @@ class CpuPlan:
         if kernels is None or not cls.takes(pool.dtype, pool.shape[-1]):
             return None
         shape = (ctypes.c_int64 * 6)(*pool.shape)
-        return cls(kernels, batch, batch.row_tables, shape, KINDS[pool.dtype], torch.get_num_threads())
+        return cls(kernels, batch, batch.row_tables, shape, pool.dtype == FP8, torch.get_num_threads())
 
-    @staticmethod
-    def takes(dtype: torch.dtype, head_dim: int) -> bool:
-        """Whether the kernels support such heads: a head must be whole vectors, 16 at most."""
+    @classmethod
+    def takes(cls, dtype: torch.dtype, head_dim: int) -> bool:
+        """Whether the kernels support such heads of a pool: a head must be whole vectors, 16 at most, of the
+        queries' type. Queries of a pool of FP8 are float32 or bfloat16."""
+        if dtype == FP8:
+            return cls.takes(torch.float32, head_dim) and cls.takes(torch.bfloat16, head_dim)
         size = head_dim * dtype.itemsize
         return dtype in KINDS and size % VECTOR_BYTES == 0 and size <= MAX_VECTORS * VECTOR_BYTES
 
-    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
-        blocks, offsets = self.batch.slot_blocks, self.batch.slot_offsets
-        pool[blocks, :, layer, 0, offsets] = k
-        pool[blocks, :, layer, 1, offsets] = v
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED) -> None:
+        blocks, offsets, cells = self.batch.slot_blocks, self.batch.slot_offsets, in_place(pool)
+        of_k, of_v = scales.factors
+        cells[blocks, :, layer, 0, offsets] = as_stored(k, of_k, pool)
+        cells[blocks, :, layer, 1, offsets] = as_stored(v, of_v, pool)
 
     def rotate_and_store(
         self,
@@ -58,12 +64,14 @@ class CpuPlan:
         cos: Tensor,
         sin: Tensor,
         norm: HeadNorm | None,
+        scales: KVScales = UNSCALED,
     ) -> Tensor:
         tokens, heads, dim = qkv.shape[0], qkv.shape[1] - 2 * pool.shape[1], qkv.shape[2]
         qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
         q = torch.empty((tokens, heads, dim), dtype=qkv.dtype)
         self.kernels.rotate_and_store(
-            self.kind,
+            KINDS[q.dtype],
+            self.codes,
             pool.data_ptr(),
             self.shape,
             layer,
@@ -79,6 +87,7 @@ class CpuPlan:
             self.batch.slot_offsets.data_ptr(),
             tokens,
             heads,
+            *scales.factors,
             self.threads,
         )
         return q
@@ -93,6 +102,7 @@ class CpuPlan:
         window: Window | None,
         softcap: float | None,
         sinks: Tensor | None = None,
+        scales: KVScales = UNSCALED,
         out: Tensor | None = None,
     ) -> Tensor:
         q = q.contiguous()
@@ -100,8 +110,9 @@ class CpuPlan:
             out = torch.empty_like(q)
         batch, heads = self.batch, q.shape[1]
         of_heads = None if sinks is None else numbers_of_heads(sinks, heads)
-        how = (scale, softcap or 0.0, window_number(window), pointer(of_heads), self.threads)
-        place = (self.kind, pool.data_ptr(), self.shape, layer)
+        number = window_number(window)
+        how = (scale * scales.k, scales.v, softcap or 0.0, number, pointer(of_heads), self.threads)
+        place = (KINDS[q.dtype], self.codes, pool.data_ptr(), self.shape, layer)
         if batch.num_decode:
             self.kernels.decode(
                 *place,

@@ -36,6 +36,7 @@ struct Layer {
     int64_t table, index;               // where its KV is: a table's blocks, and its index in them
     float head_eps, head_offset, softcap, factor;  // softcap 0: none; the factor of what is added to the stream
     int whole_heads;                    // whether q_norm and k_norm are over all heads together
+    float k_scale, v_scale;             // of a pool of e4m3; 1 for others
 };
 
 struct Stack {
@@ -161,7 +162,8 @@ T* run_latents(const Layer& layer, const Stack& m, const Step& s, const T* norme
 }
 
 // The first ``count`` layers of the stack. Each computes the same as its kernels called one by one.
-template <class T> void run_layers(const Stack& m, int64_t count, const Step& s, int threads) {
+// The pool of K and V is of S.
+template <class T, class S> void run_layers(const Stack& m, int64_t count, const Step& s, int threads) {
     double *matmul = s.seconds, *attention = s.seconds ? s.seconds + 1 : nullptr;
     T *const delta = static_cast<T*>(s.delta), *const normed = static_cast<T*>(s.scratch);
     std::unique_ptr<float[]> squares(new float[2 * s.tokens]);
@@ -174,14 +176,14 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
     };
     const auto attend = [&](const Layer& layer, T* qkv, T** attended) {
         const Table& table = s.tables[layer.table];
-        const Pool<T> pool = pool_of<T>(s.pool, table.shape, layer.index);
-        const Scores how{m.scale, layer.softcap, layer.window, layer.sinks};
+        const Pool<S> pool = pool_of<S>(s.pool, table.shape, layer.index);
+        const Scores how{m.scale * layer.k_scale, layer.v_scale, layer.softcap, layer.window, layer.sinks};
         const int64_t row = m.heads * pool.dim;
         T* const q = qkv + s.tokens * layer.qkv.outputs;
         *attended = q + s.tokens * row;
         const Angles& angles = s.angles[layer.angles];
         Rotate r{qkv, q, angles.cos, angles.sin, layer.q_norm, layer.k_norm, table.blocks, s.offsets,
-                 layer.head_eps, layer.head_offset, s.tokens, m.heads};
+                 layer.head_eps, layer.head_offset, s.tokens, m.heads, 1 / layer.k_scale, 1 / layer.v_scale};
         if (layer.whole_heads) {
             const int64_t sizes[2] = {row, pool.kv_heads * pool.dim};
             const Heads h{r.q_norm, r.k_norm, layer.qkv.outputs, sizes[0], sizes[1], r.eps, r.offset};
@@ -189,13 +191,14 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
             scale_heads(qkv, h, s.tokens, squares.get(), sizes, threads);
             r.q_norm = r.k_norm = nullptr;
         }
-        rotate_and_store(r, pool, threads);
+        rotate_and_store<T>(r, pool, threads);
         timed(attention, [&] {
             const Decode rows{q, *attended, table.tables, s.contexts, s.decodes, m.heads, table.width};
-            if (s.decodes) decode(rows, pool, how, threads);
+            if (s.decodes) decode<T>(rows, pool, how, threads);
             for (const Run* c = table.runs; c < table.runs + s.num_runs; ++c) {
                 const T* of_chunk = q + c->start * row;
-                prefill(Chunk{of_chunk, *attended + c->start * row, c->table, c->length, c->context, m.heads}, pool, how, threads);
+                const Chunk chunk{of_chunk, *attended + c->start * row, c->table, c->length, c->context, m.heads};
+                prefill<T>(chunk, pool, how, threads);
             }
         });
         return *attended + s.tokens * row;

@@ -16,6 +16,7 @@ from baton_kernels.cpu.latent import WIDTH, CpuLatentPlan
 from baton_kernels.cpu.library import KINDS, pointer
 from baton_kernels.cpu.linear import NativeProjection, PackedWeight
 from baton_kernels.cpu.rows import NativeNorm, takes
+from baton_kernels.kv_fp8 import FP8, UNSCALED, KVScales
 from baton_kernels.kv_layout import KVPlace
 from baton_kernels.latent_norms import LatentNorms
 from baton_kernels.norm import Norm
@@ -56,6 +57,7 @@ class _Layer(ctypes.Structure):
         *((name, _COUNT) for name in ("window", "angles", "table", "index")),
         *((name, _FLOAT) for name in ("head_eps", "head_offset", "softcap", "factor")),
         ("whole_heads", ctypes.c_int),
+        *((name, _FLOAT) for name in ("k_scale", "v_scale")),
     )
 
 
@@ -197,10 +199,13 @@ class LayerStack:
         self.lay_out([KVPlace(0, index) for index in range(len(layers))])
         self._stack = _Stack(self._layers, self._hidden, heads, scale)
 
-    def lay_out(self, places: Sequence[KVPlace]) -> None:
-        """Have the layers' KV at these places of the pool. Before, it is in table 0, in the layers' order."""
-        for layer, place in zip(self._layers, places, strict=True):
+    def lay_out(self, places: Sequence[KVPlace], scales: Sequence[KVScales] | None = None) -> None:
+        """Have the layers' KV at these places of the pool, with these scales (None: of a pool that has none).
+        Before, it is in table 0, in the layers' order, without scales."""
+        scales = [UNSCALED] * len(places) if scales is None else scales
+        for layer, place, of_kv in zip(self._layers, places, scales, strict=True):
             layer.table, layer.index = place.table, place.index
+            layer.k_scale, layer.v_scale = of_kv.k, of_kv.v
 
     def run(
         self,
@@ -242,9 +247,9 @@ class LayerStack:
             decodes=batch.num_decode,
             num_runs=len(batch.chunks),
         )
-        kind, first = KINDS[self._dtype], plans[0]
+        kind, codes, first = KINDS[self._dtype], views[0].dtype == FP8, plans[0]
         first.kernels.layers(
-            kind, ctypes.addressof(self._stack), count, ctypes.addressof(step), first.threads
+            kind, codes, ctypes.addressof(self._stack), count, ctypes.addressof(step), first.threads
         )
         del kept_angles, kept_runs, kept_factors
         return delta
@@ -362,4 +367,6 @@ def _layer(weights: LayerWeights, mixture: _Mixture | None, latent: _LatentLayer
         softcap=weights.softcap or 0.0,
         factor=weights.factor,
         whole_heads=isinstance(heads, WholeNorm),
+        k_scale=1.0,
+        v_scale=1.0,
     )

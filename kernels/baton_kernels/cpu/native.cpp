@@ -13,6 +13,16 @@
 #include "layers.h"
 #include "mamba.h"
 
+namespace {
+
+// Calls f(a T, an S): the types of activations, and of the numbers of a pool.
+template <class F> void in_types(int kind, int codes, F f) {
+    if (kind) codes ? f(bf16{}, e4m3{}) : f(bf16{}, bf16{});
+    else codes ? f(0.0f, e4m3{}) : f(0.0f, 0.0f);
+}
+
+}  // namespace
+
 // Kinds are 0 for float and 1 for bfloat16.
 extern "C" {
 
@@ -105,31 +115,36 @@ void baton_scale_heads(int kind, void* qkv, const void* q, const void* k, int64_
     else scale_heads(static_cast<float*>(qkv), h, rows, squares, sizes, threads);
 }
 
-void baton_rotate_and_store(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* qkv, void* q,
-                            const float* cos, const float* sin, const void* q_norm, const void* k_norm, float eps,
-                            float offset, const int64_t* blocks, const int64_t* offsets, int64_t tokens,
-                            int64_t heads, int threads) {
-    const Rotate r{qkv, q, cos, sin, q_norm, k_norm, blocks, offsets, eps, offset, tokens, heads};
-    if (kind) rotate_and_store(r, pool_of<bf16>(pool, shape, layer), threads);
-    else rotate_and_store(r, pool_of<float>(pool, shape, layer), threads);
+// ``codes``: whether the pool is of e4m3. The factors are those of what becomes codes, the scales those of numbers that
+// are codes.
+void baton_rotate_and_store(int kind, int codes, const void* pool, const int64_t* shape, int64_t layer, const void* qkv,
+                            void* q, const float* cos, const float* sin, const void* q_norm, const void* k_norm,
+                            float eps, float offset, const int64_t* blocks, const int64_t* offsets, int64_t tokens,
+                            int64_t heads, float k_factor, float v_factor, int threads) {
+    const Rotate r{qkv, q, cos, sin, q_norm, k_norm, blocks, offsets, eps, offset, tokens, heads, k_factor, v_factor};
+    in_types(kind, codes, [&](auto t, auto s) {
+        rotate_and_store<decltype(t)>(r, pool_of<decltype(s)>(pool, shape, layer), threads);
+    });
 }
 
-void baton_decode(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* q, void* out,
+void baton_decode(int kind, int codes, const void* pool, const int64_t* shape, int64_t layer, const void* q, void* out,
                   const int64_t* tables, const int64_t* contexts, int64_t rows, int64_t heads, int64_t width,
-                  float scale, float softcap, int64_t window, const float* sinks, int threads) {
+                  float scale, float value_scale, float softcap, int64_t window, const float* sinks, int threads) {
     const Decode d{q, out, tables, contexts, rows, heads, width};
-    const Scores how{scale, softcap, window, sinks};
-    if (kind) decode(d, pool_of<bf16>(pool, shape, layer), how, threads);
-    else decode(d, pool_of<float>(pool, shape, layer), how, threads);
+    const Scores how{scale, value_scale, softcap, window, sinks};
+    in_types(kind, codes, [&](auto t, auto s) {
+        decode<decltype(t)>(d, pool_of<decltype(s)>(pool, shape, layer), how, threads);
+    });
 }
 
-void baton_prefill(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* q, void* out,
-                   const int64_t* table, int64_t length, int64_t context, int64_t heads, float scale, float softcap,
-                   int64_t window, const float* sinks, int threads) {
+void baton_prefill(int kind, int codes, const void* pool, const int64_t* shape, int64_t layer, const void* q, void* out,
+                   const int64_t* table, int64_t length, int64_t context, int64_t heads, float scale,
+                   float value_scale, float softcap, int64_t window, const float* sinks, int threads) {
     const Chunk c{q, out, table, length, context, heads};
-    const Scores how{scale, softcap, window, sinks};
-    if (kind) prefill(c, pool_of<bf16>(pool, shape, layer), how, threads);
-    else prefill(c, pool_of<float>(pool, shape, layer), how, threads);
+    const Scores how{scale, value_scale, softcap, window, sinks};
+    in_types(kind, codes, [&](auto t, auto s) {
+        prefill<decltype(t)>(c, pool_of<decltype(s)>(pool, shape, layer), how, threads);
+    });
 }
 
 void baton_delta(int kind, const void* layer, const void* step, int threads) {
@@ -174,11 +189,10 @@ void baton_make_values(int kind, const void* sums, const void* up, void* out, in
     else make_values<float>(r, threads);
 }
 
-void baton_layers(int kind, const void* stack, int64_t count, const void* step, int threads) {
+void baton_layers(int kind, int codes, const void* stack, int64_t count, const void* step, int threads) {
     const Stack& m = *static_cast<const Stack*>(stack);
-    const Step& s = *static_cast<const Step*>(step);
-    if (kind) run_layers<bf16>(m, count, s, threads);
-    else run_layers<float>(m, count, s, threads);
+    const Step& of = *static_cast<const Step*>(step);
+    in_types(kind, codes, [&](auto t, auto s) { run_layers<decltype(t), decltype(s)>(m, count, of, threads); });
 }
 
 void baton_short_conv_decode(const void* cells, const void* conv, const void* tables, const float* rows, float* out,

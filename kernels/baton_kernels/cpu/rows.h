@@ -137,7 +137,16 @@ struct Rotate {
     const int64_t *blocks, *offsets;
     float eps, offset;  // the offset is added to the norms' weights
     int64_t tokens, heads;
+    float k_factor, v_factor;  // of what becomes codes
 };
+
+// The codes of x, times ``factor``.
+template <class T> inline void put_codes(const T* x, float factor, int64_t dim, e4m3* to) {
+    for (int64_t d = 0; d < dim; d += LANES) {
+        const vb codes = to_e4m3(floats(x + d) * factor);
+        std::memcpy(to + d, &codes, sizeof codes);
+    }
+}
 
 template <class T> inline void rotate_head(const T* x, const T* norm, const Rotate& r, int64_t token, int64_t dim, T* out) {
     const float *cos = r.cos + token * dim, *sin = r.sin + token * dim;
@@ -163,7 +172,7 @@ template <class T> inline void rotate_head(const T* x, const T* norm, const Rota
     }
 }
 
-template <class T> void rotate_and_store(const Rotate& r, const Pool<T>& pool, int threads) {
+template <class T, class S> void rotate_and_store(const Rotate& r, const Pool<S>& pool, int threads) {
     const int64_t dim = pool.dim, all = r.heads + 2 * pool.kv_heads;
 #pragma omp parallel for num_threads(threads) if (r.tokens > 8)
     for (int64_t t = 0; t < r.tokens; ++t) {
@@ -172,16 +181,26 @@ template <class T> void rotate_and_store(const Rotate& r, const Pool<T>& pool, i
             rotate_head<T>(token + h * dim, static_cast<const T*>(r.q_norm), r, t, dim,
                            static_cast<T*>(r.q) + (t * r.heads + h) * dim);
         for (int64_t h = 0; h < pool.kv_heads; ++h) {
-            T* k = const_cast<T*>(pool.keys(r.blocks[t], h)) + r.offsets[t] * dim;
-            T* v = const_cast<T*>(pool.values(r.blocks[t], h)) + r.offsets[t] * dim;
-            rotate_head<T>(token + (r.heads + h) * dim, static_cast<const T*>(r.k_norm), r, t, dim, k);
-            std::copy_n(token + (r.heads + pool.kv_heads + h) * dim, dim, v);
+            S* k = const_cast<S*>(pool.keys(r.blocks[t], h)) + r.offsets[t] * dim;
+            S* v = const_cast<S*>(pool.values(r.blocks[t], h)) + r.offsets[t] * dim;
+            const T* const key = token + (r.heads + h) * dim;
+            const T* const value = token + (r.heads + pool.kv_heads + h) * dim;
+            const T* const norm = static_cast<const T*>(r.k_norm);
+            if constexpr (std::is_same_v<S, T>) {
+                rotate_head<T>(key, norm, r, t, dim, k);
+                std::copy_n(value, dim, v);
+            } else {
+                alignas(64) T turned[MAX_WORDS * PER_WORD<T>];
+                rotate_head<T>(key, norm, r, t, dim, turned);
+                put_codes(turned, r.k_factor, dim, k);
+                put_codes(value, r.v_factor, dim, v);
+            }
         }
     }
 }
 
-template <class T> Pool<T> pool_of(const void* data, const int64_t* shape, int64_t layer) {
-    return {static_cast<const T*>(data), shape[1], shape[2], layer, shape[4], shape[5]};
+template <class S> Pool<S> pool_of(const void* data, const int64_t* shape, int64_t layer) {
+    return {static_cast<const S*>(data), shape[1], shape[2], layer, shape[4], shape[5]};
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include <omp.h>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 // Whether a matmul of bfloat16 multiplies floats: where there is no instruction for pairs, or a slow one. (With AVX2
@@ -28,6 +28,10 @@ namespace {
 
 struct bf16 {
     uint16_t bits;
+};
+// FP8 as it is stored: a sign, 4 bits of exponent (bias 7) and 3 of mantissa; no infinity, and 0x7f is no number.
+struct e4m3 {
+    uint8_t bits;
 };
 
 // Lanes of a register (the compiler would take longer vectors apart, through memory), and vectors of a panel in a
@@ -56,6 +60,10 @@ typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+typedef uint8_t vb __attribute__((vector_size(LANES)));
+typedef uint16_t vw __attribute__((vector_size(4 * LANES)));
+typedef int16_t vs __attribute__((vector_size(4 * LANES)));
+typedef int8_t vc __attribute__((vector_size(2 * LANES)));
 
 inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
 inline vi load(const int32_t* p) { vi v; std::memcpy(&v, p, sizeof v); return v; }
@@ -84,6 +92,8 @@ template <> inline vf step<bf16>(vf acc, vi a, vi b) {
 // f(lane) in each lane.
 template <class F, int... I> constexpr vi each_lane(F f, std::integer_sequence<int, I...>) { return vi{f(I)...}; }
 template <class F> constexpr vi each_lane(F f) { return each_lane(f, std::make_integer_sequence<int, LANES>{}); }
+template <class F, int... I> constexpr vw each_half(F f, std::integer_sequence<int, I...>) { return vw{f(I)...}; }
+template <class F> constexpr vw each_half(F f) { return each_half(f, std::make_integer_sequence<int, 2 * LANES>{}); }
 
 // Two floats, each rounded to the nearest bfloat16 (ties to even), as one word.
 inline vi pair(vf first, vf second) {
@@ -118,6 +128,51 @@ inline vf widened(const bf16* from) {
 }
 inline vf floats(const float* p) { return load(p); }
 inline vf floats(const bf16* p) { return widened(p); }
+
+// Bytes in lanes of twice their size. (The compiler would take the vectors apart.)
+inline vw sign_extended(const e4m3* p) {
+#if defined(__AVX512BW__)
+    return (vw)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+    return (vw)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+    vc bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    return (vw)__builtin_convertvector(bytes, vs);
+#endif
+}
+
+// Codes of e4m3 as floats, and as words of T: the numbers from p on. Codes below 8 have no leading one. No number on the
+// way is below float's normal ones, as many processors take a hundred times as long for those.
+inline vf floats(const e4m3* p) {
+    vb codes;
+    std::memcpy(&codes, p, sizeof codes);
+    const vu lanes = __builtin_convertvector(__builtin_convertvector(codes, vh), vu), size = lanes & 0x7fu;
+    const vu normal = (size << 20) + (120u << 23);
+    const vu small = (vu)((vf)((size << 20) + (121u << 23)) - 0x1p-6f);
+    return (vf)((size < 8 ? small : normal) | (lanes & 0x80u) << 24);
+}
+template <class T> inline vi words_from(const T* p) { return load(words(p)); }
+template <class T> inline vi words_from(const e4m3* p);
+template <> inline vi words_from<float>(const e4m3* p) { return (vi)floats(p); }
+template <> inline vi words_from<bf16>(const e4m3* p) {
+    constexpr vw small = each_half([](int lane) {
+        constexpr uint16_t multiples[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};  // of 2^-9
+        return multiples[lane % 8];
+    });
+    const vw lanes = sign_extended(p), normal = (lanes << 4 & 0x87f0) + 0x3c00;
+    return (vi)((lanes & 0x78 ? normal : __builtin_shuffle(small, lanes)) | (lanes & 0x8000));
+}
+
+// The codes of e4m3 nearest to x (ties to even); what is larger than 448 becomes 448.
+inline vb to_e4m3(vf x) {
+    constexpr uint32_t largest = 0x43e00000, infinite = 0x7f800000;
+    const vu size = (vu)x & 0x7fffffffu, least = size < largest ? size : largest - vu{};
+    const vu normal = ((least + 0x7ffffu + (least >> 20 & 1u)) >> 20) - (120u << 3);
+    const vu small = (vu)((vf)least + 0x1p14f) - 0x46800000u;  // below 2^-6 codes are multiples of 2^-9
+    const vu code = least < 0x3c800000u ? small : normal;
+    return __builtin_convertvector((size > infinite ? 0x7fu - vu{} : code) | (vu)x >> 31 << 7, vb);
+}
 inline void put(float* p, vf x) { store(p, x); }
 inline void put(bf16* p, vf x) { put_halves(p, x); }
 inline void put(float* p, float x) { *p = x; }

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cuda.decode import DecodePlan, ShortChunks, decode_attention
+from baton_kernels.cuda.kv_codes import device_view
 from baton_kernels.cuda.prefill import PrefillPlan, prefill_attention
 from baton_kernels.cuda.rotary import rotate_and_store
 from baton_kernels.cuda.rows import write_kv
 from baton_kernels.cuda.shapes import Device, Shape
+from baton_kernels.kv_fp8 import UNSCALED, KVScales
 from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.window import Window
@@ -62,8 +64,8 @@ class CudaPlan:
         chunks = planner.chunks(batch.chunks, windows)
         return cls(shape, batch, planner.decode(batch, windows), *chunks)
 
-    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
-        write_kv(pool, layer, k, v, self.batch)
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED) -> None:
+        write_kv(device_view(pool, self.shape.arch), layer, k, v, self.batch, scales)
 
     def rotate_and_store(
         self,
@@ -74,8 +76,10 @@ class CudaPlan:
         cos: Tensor,
         sin: Tensor,
         norm: HeadNorm | None,
+        scales: KVScales = UNSCALED,
     ) -> Tensor:
-        return rotate_and_store(pool, layer, qkv, cos, sin, norm, self.batch)
+        pool = device_view(pool, self.shape.arch)
+        return rotate_and_store(pool, layer, qkv, cos, sin, norm, self.batch, scales)
 
     def attend(
         self,
@@ -87,6 +91,7 @@ class CudaPlan:
         window: Window | None,
         softcap: float | None,
         sinks: Tensor | None = None,
+        scales: KVScales = UNSCALED,
         out: Tensor | None = None,
     ) -> Tensor:
         if q.stride(-1) != 1:
@@ -95,11 +100,16 @@ class CudaPlan:
             _check_sinks(sinks, q.shape[1])
         if out is None:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        pool, scale = device_view(pool, self.shape.arch), scale * scales.k
         for plans in (self.decode, self.short):
             if plans:
-                decode_attention(pool, layer, q, out, plans[window], self.shape, scale, softcap, sinks)
+                decode_attention(
+                    pool, layer, q, out, plans[window], self.shape, scale, softcap, sinks, scales.v
+                )
         if self.prefill is not None:
-            prefill_attention(pool, layer, q, out, self.prefill, self.shape, scale, window, softcap, sinks)
+            prefill_attention(
+                pool, layer, q, out, self.prefill, self.shape, scale, window, softcap, sinks, scales.v
+            )
         return out
 
 

@@ -174,6 +174,7 @@ def _decode(
     window: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
+    value_scale: tl.tensor,
     table_stride: tl.tensor,
     q_token: tl.tensor,
     q_head: tl.tensor,
@@ -263,6 +264,8 @@ def _decode(
                 acc, peak, total, query, k, v, seen, scale, softcap, HAS_SOFTCAP, True, PRECISION
             )
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        if pool.dtype.element_ty.primitive_bitwidth == 8:
+            acc *= value_scale
         target = out + ((row * (kv_heads * GROUP) + head) * HEAD_DIM)[:, None] + dims[None, :]
         if (at == first) & (until == last):
             tl.store(target, acc.to(out.dtype.element_ty), mask=real)
@@ -299,8 +302,10 @@ def decode_attention(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
+    value_scale: float = 1.0,
 ) -> None:
-    """q [T, heads, head_dim] -> the plan's rows of ``out``, contiguous, of the same shape."""
+    """q [T, heads, head_dim] -> the plan's rows of ``out``, contiguous, of the same shape. ``scale`` and ``value_scale``: of
+    products with keys, and of values, as they are stored."""
     _, heads, head_dim = q.shape
     kv_heads = pool.shape[1]
     group = heads // kv_heads
@@ -326,6 +331,7 @@ def decode_attention(
         plan.queries,
         window_size(plan.window),
         *base_two(scale, softcap),
+        value_scale,
         0 if placed else plan.tables.stride(0),
         q.stride(0),
         q.stride(1),

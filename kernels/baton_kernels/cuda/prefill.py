@@ -145,6 +145,7 @@ def _prefill(
     window: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
+    value_scale: tl.tensor,
     q_token: tl.tensor,
     q_head: tl.tensor,
     block_stride: tl.tensor,
@@ -240,6 +241,8 @@ def _prefill(
         True, PRECISION,
     )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if pool.dtype.element_ty.primitive_bitwidth == 8:
+        acc *= value_scale
     target = out + ((row * heads + head) * HEAD_DIM)[:, None] + dims[None, :]
     if (not MAY_SPLIT) or (shares == 1):
         tl.store(target, acc.to(out.dtype.element_ty), mask=real)
@@ -268,8 +271,10 @@ def prefill_attention(
     window: Window | None,
     softcap: float | None,
     sinks: Tensor | None,
+    value_scale: float = 1.0,
 ) -> None:
-    """q [T, heads, head_dim] -> the chunks' rows of ``out``, contiguous, of the same shape."""
+    """q [T, heads, head_dim] -> the chunks' rows of ``out``, contiguous, of the same shape. ``scale`` and
+    ``value_scale``: of products with keys, and of values, as they are stored."""
     _, heads, head_dim = q.shape
     kv_heads = pool.shape[1]
     group = heads // kv_heads
@@ -292,6 +297,7 @@ def prefill_attention(
         chunk_count,
         window_size(window),
         *base_two(scale, softcap),
+        value_scale,
         q.stride(0),
         q.stride(1),
         *pool.stride()[:3],

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.cuda.kv_codes import codes
 from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.shapes import next_power_of_two
+from baton_kernels.kv_fp8 import UNSCALED, KVScales
 from baton_kernels.paged import PagedBatch
 from baton_kernels.rotary import HeadNorm
 
@@ -35,6 +37,8 @@ def _rotate_and_store(
     layer: tl.tensor,
     eps: tl.tensor,
     offset: tl.tensor,
+    k_factor: tl.tensor,
+    v_factor: tl.tensor,
     token_stride: tl.tensor,
     head_stride: tl.tensor,
     pool_block: tl.tensor,
@@ -87,8 +91,11 @@ def _rotate_and_store(
     slot += tl.load(offsets + token) * HEAD_DIM
     slot = pool + slot + kv_head * pool_head + tl.where(is_value, BLOCK_SIZE * HEAD_DIM, 0) + dims
     stored = real & (head >= QUERY_HEADS)
-    tl.store(slot, tl.where(is_value, first, turned).to(pool.dtype.element_ty), mask=stored)
-    tl.store(slot + HALF, tl.where(is_value, second, turned_second).to(pool.dtype.element_ty), mask=stored)
+    factor = tl.where(is_value, v_factor, k_factor)
+    kept = codes(tl.where(is_value, first, turned), factor, pool.dtype.element_ty)
+    kept_second = codes(tl.where(is_value, second, turned_second), factor, pool.dtype.element_ty)
+    tl.store(slot, kept, mask=stored)
+    tl.store(slot + HALF, kept_second, mask=stored)
 
 
 def rotate_and_store(
@@ -99,8 +106,9 @@ def rotate_and_store(
     sin: Tensor,
     norm: HeadNorm | None,
     batch: PagedBatch,
+    scales: KVScales = UNSCALED,
 ) -> Tensor:
-    """See ``baton_kernels.attention``."""
+    """See ``baton_kernels.attention``. A pool of FP8 is in the type that the device has for it."""
     tokens, all_heads, head_dim = qkv.shape
     kv_heads = pool.shape[1]
     heads = all_heads - 2 * kv_heads
@@ -130,6 +138,7 @@ def rotate_and_store(
             layer,
             0.0 if norm is None else norm.eps,
             0.0 if norm is None else norm.offset,
+            *scales.factors,
             qkv.stride(0),
             qkv.stride(1),
             *pool.stride()[:3],

@@ -14,9 +14,11 @@ from torch import Tensor
 from baton_kernels.activation import Activation
 from baton_kernels.activation_kind import GATED, UNGATED
 from baton_kernels.cuda.activation import active, gated
+from baton_kernels.cuda.kv_codes import codes
 from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.rounding import RoundedTarget, store_rounded, warps_of
 from baton_kernels.cuda.shapes import next_power_of_two
+from baton_kernels.kv_fp8 import UNSCALED, KVScales
 from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch
 from baton_kernels.rounded_rows import RoundedRows, RowRounding
@@ -38,6 +40,8 @@ def _write(
     blocks: tl.tensor,
     offsets: tl.tensor,
     layer: tl.tensor,
+    k_factor: tl.tensor,
+    v_factor: tl.tensor,
     k_token: tl.tensor,
     k_head: tl.tensor,
     v_token: tl.tensor,
@@ -57,12 +61,16 @@ def _write(
     slot += tl.load(offsets + token) * HEAD_DIM
     key = tl.load(k + token * k_token + head * k_head + dims, mask=real)
     value = tl.load(v + token * v_token + head * v_head + dims, mask=real)
-    tl.store(pool + slot + dims, key, mask=real)
-    tl.store(pool + slot + BLOCK_SIZE * HEAD_DIM + dims, value, mask=real)
+    tl.store(pool + slot + dims, codes(key, k_factor, pool.dtype.element_ty), mask=real)
+    values = pool + slot + BLOCK_SIZE * HEAD_DIM
+    tl.store(values + dims, codes(value, v_factor, pool.dtype.element_ty), mask=real)
 
 
-def write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: PagedBatch) -> None:
-    """Store k and v, both [T, kv_heads, head_dim], in the slots of the step's tokens."""
+def write_kv(
+    pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: PagedBatch, scales: KVScales = UNSCALED
+) -> None:
+    """Store k and v, both [T, kv_heads, head_dim], in the slots of the step's tokens. A pool of FP8 is in the
+    type that the device has for it."""
     tokens, kv_heads, head_dim = k.shape
     if tokens == 0:
         return
@@ -75,6 +83,7 @@ def write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: PagedBatch) 
         batch.slot_blocks,
         batch.slot_offsets,
         layer,
+        *scales.factors,
         *k.stride()[:2],
         *v.stride()[:2],
         *pool.stride()[:3],

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cuda.tuned import Tiling, TuningError, tilings_of
+from baton_kernels.kv_fp8 import FP8
 from baton_kernels.window import ChunkedWindow, Window
 
 Number = TypeVar("Number", int, Tensor)
@@ -55,13 +56,14 @@ class Shape:
     block_size: int
     head_dim: int
     dtype: torch.dtype
+    """The pool's. Queries have the same or, of a pool of FP8, a type of 16 bits."""
     arch: int
     tuned: Mapping[str, Tiling] = field(default_factory=dict)
     """Tuned tile sizes, which override those chosen here, by :meth:`name`."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise ValueError(f"a pool of {self.dtype}: allowed are float32, bfloat16 and float16")
+        if self.dtype not in (torch.float32, torch.bfloat16, torch.float16, FP8):
+            raise ValueError(f"a pool of {self.dtype}: allowed are float32, bfloat16, float16 and {FP8}")
         if self.head_dim > LARGEST_HEAD_DIM:
             raise ValueError(f"head_dim is {self.head_dim}: at most {LARGEST_HEAD_DIM}")
         if self.arch < MIN_ARCH:
@@ -142,7 +144,8 @@ class Shape:
         rows = max(MIN_ROWS, next_power_of_two(group * queries))
         if self.exact:
             return Tiling(rows, self.decode_tile, warps=8, stages=3)
-        warps = 4 if rows < 64 else 8
+        few = rows < 64 and not (self.dtype == FP8 and rows * self.dims >= FEW_NUMBERS and rows > MIN_ROWS)
+        warps = 4 if few else 8
         # Three tiles do not fit twice into the shared memory of older devices.
         three = self.arch >= 90 and warps == 4 and rows * self.dims <= FEW_NUMBERS
         return Tiling(rows, self.decode_tile, warps, stages=7 if three else 5)
@@ -157,7 +160,7 @@ class Shape:
         large = self.arch >= 90
         tile = 64 if large and self.dims <= 128 else 32
         if not (large or self.dims <= 128):
-            return Tiling(64, tile, warps=8, stages=3)
+            return Tiling(64, tile // 2 if self.dtype == FP8 else tile, warps=8, stages=3)
         return Tiling(128, tile, warps=8, stages=5 if self.dims <= 128 else 3)
 
 

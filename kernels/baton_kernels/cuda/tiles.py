@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from baton_kernels.cuda.kv_codes import numbers
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -27,7 +29,7 @@ def load_tile(
     DIMS: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """K and V of tokens ``tile * TILE ...`` of one sequence, both [TILE, DIMS].
+    """K and V of tokens ``tile * TILE ...`` of one sequence, both [TILE, DIMS], as the pool has them.
 
     ``head`` points at the K of this layer and KV head in block 0; V lies one block's K behind it. If MASKED,
     only tokens low..high-1 are read and the others are 0: their slots may hold NaN.
@@ -76,12 +78,14 @@ def accumulate(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Adds one tile's share of softmax(scores) v.
+    """Adds one tile's share of softmax(scores) v. Codes of ``k`` and ``v`` become numbers of q's type.
 
     ``acc`` [ROWS, DIMS] is the sum of weights times values so far, ``total`` [ROWS] the sum of the weights,
     both over 2**``peak``. ``scale`` and ``softcap`` carry log2(e) (see ``base_two``). ``seen`` is [ROWS,
     TILE].
     """
+    k = numbers(k, q.dtype)
+    v = numbers(v, q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if HAS_SOFTCAP:
         # tanh(x) = 1 - 2 / (1 + e^2x), which neither end overflows. With x = scores / softcap the two

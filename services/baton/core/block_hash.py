@@ -9,8 +9,16 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 DIGEST_BYTES = 32
+MOST_DTYPE_BYTES = hashlib.blake2b.SALT_SIZE
+"""Bytes of the name of what blocks hold."""
 AT_ONCE = 64
 """Blocks whose tokens are packed together: a caller that takes few digests of a long prompt pays for few."""
+
+
+def check_kv_dtype(kv_dtype: str) -> None:
+    """ValueError for a name that no digest can tell."""
+    if len(kv_dtype.encode()) > MOST_DTYPE_BYTES:
+        raise ValueError(f"kv_cache_dtype is {kv_dtype!r}; allowed: at most {MOST_DTYPE_BYTES} bytes")
 
 
 def chain(
@@ -19,12 +27,14 @@ def chain(
     salt: bytes = b"",
     start: int = 0,
     parent: bytes | None = None,
+    kv_dtype: str = "",
 ) -> Iterator[bytes]:
     """Yield the digests of the full blocks of ``token_ids`` from token ``start``, each chained over the
     digest before it.
 
     ``start`` is a multiple of ``block_size`` and ``parent`` the digest of the block that ends there (None at
-    0, where the chain begins with ``salt``). A digest is BLAKE2b-256 over the parent and the ids as
+    0, where the chain begins with ``salt`` and ``kv_dtype``, what blocks hold in place of numbers of the
+    model's type, at most 16 bytes: blocks that hold the same tokens otherwise have other names). A digest is BLAKE2b-256 over the parent and the ids as
     little-endian int64: equal digests mean equal tokens from the first on, also for a client that chooses
     its tokens in order to read another client's cache.
     """
@@ -32,7 +42,10 @@ def chain(
     if start >= full:
         return
     if parent is None:
-        parent = hashlib.blake2b(salt, digest_size=DIGEST_BYTES, person=b"baton-kv-root").digest()
+        root = hashlib.blake2b(
+            salt, digest_size=DIGEST_BYTES, person=b"baton-kv-root", salt=kv_dtype.encode()
+        )
+        parent = root.digest()
     stride = 8 * block_size
     for begin in range(start, full, AT_ONCE * block_size):
         ids = token_ids[begin : min(full, begin + AT_ONCE * block_size)]
@@ -48,9 +61,10 @@ def hash_blocks(
     salt: bytes = b"",
     start: int = 0,
     parent: bytes | None = None,
+    kv_dtype: str = "",
 ) -> list[bytes]:
     """Return all digests of :func:`chain`."""
-    return list(chain(token_ids, block_size, salt, start, parent))
+    return list(chain(token_ids, block_size, salt, start, parent, kv_dtype))
 
 
 def short(digest: bytes) -> int:

@@ -200,7 +200,8 @@ class Engine:
                     built.runner.ranks,
                     built.block_bytes,
                 )
-        pool = BlockPool(built.num_blocks, config.sizes.block_size, tier.save if tier else None)
+        held = "" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        pool = BlockPool(built.num_blocks, config.sizes.block_size, tier.save if tier else None, held)
         scheduler = Scheduler(limits, pool, tier, built.layout)
         eos = frozenset(built.model_config.eos_token_ids)
         vocab_size = built.model_config.vocab_size
@@ -826,7 +827,7 @@ class Engine:
         seq.rules = self._rules_of(seq)
         seq.num_candidates = self._num_candidates(seq.params)
         if self.scheduler.limits.shares(seq):
-            seq.extend_hashes(self.pool.block_size)
+            seq.extend_hashes(self.pool.block_size, self.pool.kv_dtype)
 
     def _rules_of(self, seq: Sequence) -> LogitRules | None:
         params = seq.params

@@ -15,8 +15,8 @@ from torch import Tensor
 from baton.engine.config import EngineConfig
 from baton.engine.device import enter_device, exact_device
 from baton.models.base import CausalLM
-from baton.models.config import LoadFormat, ModelConfig
-from baton.models.loader import Progress, kv_layout, load_model, new_page_pool
+from baton.models.config import KVCacheDtype, LoadFormat, ModelConfig
+from baton.models.loader import Progress, kv_dtype, kv_layout, load_model, new_page_pool, torch_dtype
 from baton.models.quantization.registry import Quantization
 from baton.parallel.collectives import Alone, GroupCollectives, Parallel, listening_store, store_at
 from baton.parallel.layout import LOOPBACK, Layout
@@ -41,6 +41,8 @@ class LoadedRank:
 
     layout: KVLayout
     """The layout of the rank's pool."""
+    kv_dtype: torch.dtype
+    """The type of the pool's numbers."""
 
     @property
     def block_bytes(self) -> int:
@@ -48,7 +50,7 @@ class LoadedRank:
         return self.layout.page_bytes
 
     def new_pool(self, num_blocks: int) -> Tensor:
-        return new_page_pool(self.layout, num_blocks, self.model.dtype, self.device)
+        return new_page_pool(self.layout, num_blocks, self.kv_dtype, self.device)
 
     def connect(self, host: str, port: int) -> None:
         """Connects to the other ranks through the leader's store."""
@@ -75,6 +77,7 @@ def part_of(config: EngineConfig, rank: int, layout: Layout, host: str = LOOPBAC
         model=model or str(config.model),
         dtype=config.dtype,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         device=config.device,
         load_format=config.load_format,
         load_seed=config.load_seed,
@@ -100,6 +103,9 @@ def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) 
     with clock.phase("config"):
         device = _device(part)
         sizes = ModelConfig.from_dir(Path(part.model))
+        kept_in = kv_dtype(
+            cast(KVCacheDtype, part.kv_cache_dtype), sizes, torch_dtype(part.dtype, sizes), device.type
+        )
     with clock.phase("kernels"):
         if device.type == "cpu":
             native()  # built now, so that the time for it is not counted elsewhere
@@ -116,9 +122,9 @@ def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) 
         clock,
         cast(Quantization, part.quantization),
     )
-    layout = kv_layout(model.config, part.block_size, model.dtype, model.shard)
+    layout = kv_layout(model.config, part.block_size, kept_in, model.shard)
     model.lay_out(layout)
-    return LoadedRank(model, device, part.block_size, layout)
+    return LoadedRank(model, device, part.block_size, layout, kept_in)
 
 
 def meet(ranks: Ranks, leader: LoadedRank, host: str) -> list[int]:

@@ -381,7 +381,7 @@ class Scheduler:
         """The cached pages of a sequence, each with a reference for the caller."""
         if not self.limits.shares(seq):
             return NOTHING
-        seq.extend_hashes(self.pool.block_size)
+        seq.extend_hashes(self.pool.block_size, self.pool.kv_dtype)
         return self.cache.restore(self.cache.find(seq.hashes), seq.hashes)
 
     def bind_arriving(self, seq: Sequence) -> Arriving | None:
@@ -615,7 +615,7 @@ class Scheduler:
         total = self.counts.of(seq.num_tokens)
         hashes: list[bytes] = []
         if self.limits.shares(seq):
-            seq.extend_hashes(pool.block_size)
+            seq.extend_hashes(pool.block_size, pool.kv_dtype)
             hashes = seq.hashes[: seq.num_reusable // pool.block_size]
         if total - len(hashes) * self._tables > self._spare_blocks() and not seq.mates:
             return 0
@@ -808,7 +808,7 @@ class Scheduler:
             return
         # A sequence that was cancelled with two steps under way has computed a token that it was never given.
         full = min(full, seq.num_tokens // self.pool.block_size)
-        seq.extend_hashes(self.pool.block_size)
+        seq.extend_hashes(self.pool.block_size, self.pool.kv_dtype)
         for i in range(seq.num_indexed, full):
             if self._keeps_blocks:
                 self.pool.commit(seq.block_ids[i], seq.hashes[i])

@@ -386,11 +386,12 @@ class Sequence:
         self.tables[table][at] = block
         self.num_block_changes += 1
 
-    def extend_hashes(self, block_size: int) -> None:
-        """Extends ``hashes`` to the last full block of the tokens."""
+    def extend_hashes(self, block_size: int, kv_dtype: str = "") -> None:
+        """Extends ``hashes`` to the last full block of the tokens. ``kv_dtype``: see
+        ``baton.core.block_hash.chain``."""
         parent = self.hashes[-1] if self.hashes else None
         start = len(self.hashes) * block_size
-        self.hashes.extend(hash_blocks(self.token_ids, block_size, self.cache_salt, start, parent))
+        self.hashes.extend(hash_blocks(self.token_ids, block_size, self.cache_salt, start, parent, kv_dtype))
 
 
 def _common(one: array[int], other: array[int]) -> int:

@@ -141,7 +141,7 @@ class SequenceStates:
         for number, run in enumerate(move.runs):
             # A sequence cancelled with two steps under way has computed a token that it was never given.
             if run.block and run.block <= seq.num_tokens // size:
-                seq.extend_hashes(size)
+                seq.extend_hashes(size, self._pool.kv_dtype)
                 self._pool.commit_pages(tuple(run.target), key_of(seq.hashes[run.block - 1], self.group))
                 seq.snapshot = run.block
             if run.block and number != move.live:

@@ -208,7 +208,7 @@ def _tell_waste(loaded: LoadedRank) -> None:
     if lost <= WASTEFUL:
         return
     model = loaded.model
-    best, least = best_block_size(model.config, model.dtype, model.shard)
+    best, least = best_block_size(model.config, loaded.kv_dtype, model.shard)
     log.warning(
         "block_size %d leaves %.0f %% of the pages of a group of layers unused; %d leaves %.0f %%",
         loaded.block_size,

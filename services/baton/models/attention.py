@@ -14,7 +14,9 @@ from baton.models.model_step import Narrow, Step, attention_plan
 from baton.models.quantization.base import Index, QuantizationScheme, Rows, empty_parameter, index_of
 from baton.models.rope import head_order
 from baton.parallel.collectives import Collectives, Parallel
+from baton.process.options import ModelError
 from baton_kernels.attention import paged_attention, rotate_and_store
+from baton_kernels.kv_fp8 import UNSCALED, KVScales
 from baton_kernels.kv_layout import KVPlace
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.rows import norm_heads, scale_heads, squares_of_heads
@@ -42,6 +44,8 @@ class Attention(Mixer):
         self.kv = config.kept_by("attention", layer, shard.tp_size)
         self.place = KVPlace(0, layer - shard.layers.start)
         """The place of K and V: at first, in a pool that has all layers of this rank in each block."""
+        self.scales = UNSCALED
+        """The scales of K and V in the pool: at first, in a pool that has none."""
         self.heads = len(shard.heads)
         self.kv_heads = len(shard.kv_heads)
         self.window = config.windows[layer]
@@ -61,6 +65,9 @@ class Attention(Mixer):
         self.sinks = empty_parameter(self.heads, dtype=torch.float32) if config.sinks else None
         self.source: tuple[Index, ...] = (index_of(shard.heads),)
         """The part of the checkpoint's sinks that is here."""
+        # The scales of a pool of FP8, [] float32. What is loaded may fill them; checkpoints need not have them.
+        self.register_buffer("k_scale", torch.ones(()), persistent=False)
+        self.register_buffer("v_scale", torch.ones(()), persistent=False)
         self.head_norm = config.head_norm_of(layer)
         self._plain = torch.ones(config.head_dim, dtype=dtype)
         """The weight of a norm that has none."""
@@ -75,6 +82,16 @@ class Attention(Mixer):
             q, k = (shard.heads, shard.kv_heads) if whole else (range(1), range(1))
             self.q_norm = _head_norm(config, q, order, dtype)
             self.k_norm = _head_norm(config, k, order, dtype)
+
+    def lay_out(self, place: KVPlace, holds_fp8: bool) -> None:
+        """Have K and V at this place of a pool from now on, which holds FP8 or not. ModelError for a scale
+        that none can be divided by."""
+        self.place, self.scales = place, UNSCALED
+        if holds_fp8:
+            try:
+                self.scales = KVScales(float(self.k_scale), float(self.v_scale))
+            except ValueError as error:
+                raise ModelError(f"attention of layer {self.number}: {error}") from None
 
     def store(self, x: Tensor, step: Step) -> Tensor:
         """Puts K and V into the pool; returns the queries [T, heads, head_dim]."""
@@ -97,7 +114,9 @@ class Attention(Mixer):
         heads = qkv.view(len(qkv), self.heads + 2 * self.kv_heads, -1)
         norm = self.norm_before_rotation
         view, plan = step.views[self.place.table], attention_plan(step.plans, self.place.table)
-        q = rotate_and_store(view, self.place.index, heads, plan, cos=cos, sin=sin, norm=norm)
+        q = rotate_and_store(
+            view, self.place.index, heads, plan, cos=cos, sin=sin, norm=norm, scales=self.scales
+        )
         if self.head_norm == "rotated":
             assert self.q_norm is not None and self.k_norm is not None
             q.mul_(self.q_norm.weight.float() * self.k_norm.weight)
@@ -121,6 +140,7 @@ class Attention(Mixer):
             window=self.window,
             softcap=self.softcap,
             sinks=self.sinks,
+            scales=self.scales,
         )
         flat = out.flatten(1)
         if gate is not None:

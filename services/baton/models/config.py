@@ -28,6 +28,8 @@ from baton_kernels.window import Window
 
 DType = Literal["float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
+KVCacheDtype = Literal["auto", "fp8"]
+"""What a KV cache holds: numbers of the model's type, or FP8."""
 """dummy: random weights, to measure without a download."""
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 HeadNormKind = Literal["heads", "plain", "rotated", "whole"]

@@ -25,6 +25,7 @@ from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.latent import CpuLatentPlan
 from baton_kernels.cpu.layers import LayerStack, LayerWeights, MixtureWeights
 from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.kv_fp8 import UNSCALED, KVScales
 from baton_kernels.kv_layout import KVLayout, KVPlace, LayerKV, TokenKV
 from baton_kernels.latent import LatentPlan
 from baton_kernels.norm import Norm
@@ -180,9 +181,10 @@ def _native_step(plan: TablePlan) -> CpuPlan | CpuLatentPlan | None:
     return None
 
 
-def _place(layer: DecoderLayer) -> KVPlace:
+def _place(layer: DecoderLayer) -> tuple[KVPlace, KVScales]:
+    """The place and the scales of a layer's KV."""
     [mixer] = layer.mixers
-    return mixer.place
+    return mixer.place, mixer.scales if isinstance(mixer, Attention) else UNSCALED
 
 
 def _norm(norm: RMSNorm | LayerNorm | None) -> Norm | None:
@@ -265,9 +267,9 @@ class Decoder(CausalLM):
         self.layout = layout
         for layer in self._layers:
             for mixer in layer.mixers:
-                mixer.place = layout.place_of(mixer.number, mixer.kv)
+                mixer.lay_out(layout.place_of(mixer.number, mixer.kv), layout.holds_fp8)
         if self.stack is not None:
-            self.stack.lay_out([_place(layer) for layer in self._layers])
+            self.stack.lay_out(*zip(*map(_place, self._layers), strict=True))
 
     @property
     def _layers(self) -> list[DecoderLayer]:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from baton.models.base import CausalLM
-from baton.models.config import DTYPES, LoadFormat, ModelConfig
+from baton.models.config import DTYPES, KVCacheDtype, LoadFormat, ModelConfig
 from baton.models.decoder import Decoder, checkpoint_name
 from baton.models.quantization.base import Place, QuantizationScheme
 from baton.models.quantization.checkpoint import CheckpointScheme
@@ -26,6 +26,7 @@ from baton.process.options import ModelError
 from baton.process.start_clock import StartClock
 from baton_kernels.attention import new_pool
 from baton_kernels.cpu.library import advise_large_pages
+from baton_kernels.kv_fp8 import FP8
 from baton_kernels.kv_layout import KVLayout, KVLayoutError
 
 Progress = Callable[[int, int], None]
@@ -130,10 +131,35 @@ def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
+FP8_QUERIES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.float16, torch.bfloat16)}
+"""The types of queries over a pool of FP8, by device."""
+
+
+def kv_dtype(wanted: KVCacheDtype, config: ModelConfig, dtype: torch.dtype, device: str) -> torch.dtype:
+    """The type of the pool's numbers, of a model of type ``dtype`` on a ``device`` of this kind. ModelError
+    where FP8 is wanted of a model that keeps latents or no K and V, or of a type without kernels for it."""
+    if wanted == "auto":
+        return dtype
+    kinds = {kept.kind for layer in config.kept() for kept in layer}
+    if "latent" in kinds or kinds == {"state"}:
+        keeps = "latents" if "latent" in kinds else "states"
+        raise ModelError(
+            f"kv_cache_dtype is {wanted!r}; allowed: auto for {config.architecture}, which keeps {keeps}"
+        )
+    if dtype not in FP8_QUERIES[device]:
+        allowed = ", ".join(_dtype_name(each) for each in FP8_QUERIES[device])
+        raise ModelError(
+            f"kv_cache_dtype is {wanted!r}; allowed: auto with dtype {_dtype_name(dtype)} on {device}, or "
+            f"another dtype: {allowed}"
+        )
+    return FP8
+
+
 def kv_layout(
     config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard | None = None
 ) -> KVLayout:
-    """The layout of the pool of the model, or of the rank that ``shard`` names. Raises ModelError for groups
+    """The layout of the pool, whose numbers are of type ``dtype``, of the model or of the rank that ``shard``
+    names. Raises ModelError for groups
     that cannot share pages."""
     ranks = 1 if shard is None else shard.tp_size
     layers = None if shard is None else shard.layers

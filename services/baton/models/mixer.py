@@ -20,7 +20,11 @@ class Mixer(nn.Module):
     kv: LayerKV
     """What it keeps in the pool."""
     place: KVPlace
-    """The place of that, set by ``CausalLM.lay_out``."""
+    """The place of that, set by ``lay_out``."""
+
+    def lay_out(self, place: KVPlace, holds_fp8: bool) -> None:
+        """Have what is kept at this place of a pool from now on. ``holds_fp8``: whether K and V are FP8."""
+        self.place = place
 
     @abstractmethod
     def forward(self, x: Tensor, step: Step, narrow: Narrow | None) -> Tensor:

@@ -23,6 +23,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     model: str
     dtype: str
     quantization: str
+    kv_cache_dtype: str
     device: str
     load_format: str
     load_seed: int

@@ -389,7 +389,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         # Hash here: that takes a while for a long prompt, and the machine runs under the engine's lock.
         manifest = (num_tokens, tokens_digest(sequence.token_ids), 1 + len(sequence.forks))
         if self._engine.scheduler.limits.shares(sequence):
-            sequence.extend_hashes(self._engine.pool.block_size)
+            sequence.extend_hashes(self._engine.pool.block_size, self._engine.pool.kv_dtype)
 
         def receive(now: float) -> list[Action]:
             self._room.expect(name, sequence, manifest)

@@ -384,6 +384,7 @@ class WorkerServer:
             tells_blocks=limits.prefix_caching,
             longest_shared_prompt=limits.longest_shared_prompt or 0,
             kv_groups=groups_of(self._engine.scheduler.layout),
+            kv_cache_dtype=pool.kv_dtype,
             kv_bytes_per_token=self._served.kv.token_bytes(whole),
             compatibility=compatibility_digest(compatibility),
             tokenizer=self._served.tokenizer,

@@ -54,13 +54,16 @@ class BlockPool:
         num_blocks: int,
         block_size: int,
         on_evict: Callable[[tuple[int, ...], bytes], None] | None = None,
+        kv_dtype: str = "",
     ) -> None:
-        """``on_evict`` hears of blocks that are given away though the index could find them, and under which
+        """``kv_dtype``: what blocks hold in place of numbers of the model's type, which their digests tell.
+        ``on_evict`` hears of blocks that are given away though the index could find them, and under which
         digest: their content is lost when the new owner writes to them."""
         self.num_blocks = num_blocks
         self.journal = PrefixJournal()
         self._on_evict = on_evict
         self.block_size = block_size
+        self.kv_dtype = kv_dtype
         self._refs = [0] * num_blocks
         self._pins = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks

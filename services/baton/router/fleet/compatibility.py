@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
+from baton.core.block_hash import check_kv_dtype
 from baton.core.kv_groups_proto import needs_from_proto
 from baton.core.role import Role, may_decode, takes_over
 from baton.core.role_proto import role_from_proto
@@ -39,12 +40,13 @@ W = TypeVar("W", bound=Greeted)
 
 def check_hello(hello: pb.WorkerHello) -> None:
     """Raises GreetingError, naming the field, if a name of the worker or its model is malformed, or its KV
-    groups are none that a model can have."""
+    groups or their type are none that a model can have."""
     try:
         check_name("incarnation", hello.incarnation)
         for field in ("model", "revision", "compatibility", "handoff_address", "tokenizer"):
             check_words(field, getattr(hello, field))
         needs_from_proto(hello.kv_groups)
+        check_kv_dtype(hello.kv_cache_dtype)
     except ValueError as error:
         raise MalformedGreetingError(str(error)) from None
 

@@ -24,6 +24,8 @@ class CacheShape(NamedTuple):
     block_size: int
     needs: tuple[GroupNeeds, ...]
     """What a hit needs of each group."""
+    kv_dtype: str = ""
+    """What blocks hold, which their digests tell."""
 
     @property
     def is_plain(self) -> bool:
@@ -72,7 +74,7 @@ class Prefixes:
         self.left(worker)
         if hello.tells_blocks and hello.block_size:
             number = self.index.add_worker()
-            shape = CacheShape(hello.block_size, needs_from_proto(hello.kv_groups))
+            shape = CacheShape(hello.block_size, needs_from_proto(hello.kv_groups), hello.kv_cache_dtype)
             account = _Account(number, shape, hello.longest_shared_prompt)
             self._accounts[worker] = account
             self._names[number] = worker
@@ -109,7 +111,8 @@ class Prefixes:
         found: dict[str, int] = {}
         for shape, among in self._alike.items():
             size = shape.block_size
-            digests = map(short, islice(chain(token_ids, size, salt), (len(token_ids) - 1) // size))
+            named = chain(token_ids, size, salt, kv_dtype=shape.kv_dtype)
+            digests = map(short, islice(named, (len(token_ids) - 1) // size))
             if shape.is_plain:
                 hits = self.index.leading(digests, among)
             else:
