@@ -239,4 +239,4 @@ class QuantizedExperts(ExpertsWeights):
     @property
     def _tensors(self) -> QuantizedExpertTensors:
         biases = self.gate_up_bias, self.down_bias
-        return QuantizedExpertTensors(*self._weights, *biases, self.shape.activation)
+        return QuantizedExpertTensors(*self._weights, *biases, self.shape.activation, self.shape.dtype)
