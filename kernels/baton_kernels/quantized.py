@@ -51,6 +51,12 @@ class QuantizedWeight:
         return self.codes.device
 
     @property
+    def is_by_row(self) -> bool:
+        """Whether each row is its codes times one scale."""
+        more = (self.zeros, self.factors, self.order)
+        return self.scales.shape[-1] == 1 and all(part is None for part in more)
+
+    @property
     def nbytes(self) -> int:
         """The memory that the weight takes, in bytes."""
         parts = (self.codes, self.scales, self.zeros, self.factors, self.order, self.input_scale)

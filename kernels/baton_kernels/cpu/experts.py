@@ -174,9 +174,7 @@ class PackedExperts:
         dtype = dtype or values.dtype
         fits = values.shape[1] % 2 == 0 and values.shape[2] % 2 == 0
         for weight in (gate_up, down):
-            if isinstance(weight, QuantizedWeight) and (
-                weight.format != "int8" or weight.scales.shape[-1] != 1
-            ):
+            if isinstance(weight, QuantizedWeight) and (weight.format != "int8" or not weight.is_by_row):
                 return None
         kernels = kernels_for(values.device, dtype) if fits else None
         if kernels is None:

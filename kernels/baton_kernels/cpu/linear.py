@@ -90,7 +90,7 @@ class PackedWeight:
         values = weight.codes if isinstance(weight, QuantizedWeight) else weight
         dtype = dtype or values.dtype
         fits = values.shape[1] % 2 == 0
-        if isinstance(weight, QuantizedWeight) and (weight.format != "int8" or weight.scales.shape[-1] != 1):
+        if isinstance(weight, QuantizedWeight) and (weight.format != "int8" or not weight.is_by_row):
             return None
         kernels = kernels_for(values.device, dtype) if fits else None
         return None if kernels is None else cls(kernels, weight, dtype, bias, gated, activation)

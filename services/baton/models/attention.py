@@ -62,7 +62,7 @@ class Attention(Mixer):
         self.sinks = empty_parameter(self.heads, dtype=torch.float32) if config.sinks else None
         self._own_heads = index_of(shard.heads)
         self.kv_scales = torch.ones(2, dtype=torch.float32)
-        """What the checkpoint says that K and V are divided by before they are rounded to fp8: 1 if nothing."""
+        """What K and V are divided by before they are rounded to fp8, if the checkpoint says it; else 1."""
         self._has_kv_scales = config.quantization is not None and config.quantization.kv_scales
         self.head_norm = config.head_norm_of(layer)
         self._plain = torch.ones(config.head_dim, dtype=dtype)

@@ -85,7 +85,7 @@ class LatentAttention(Mixer):
         for name, parameter in self._up_weights.parameters.items():
             self.register_parameter(f"up_{name}", parameter)
         self.kv_scales = torch.ones(2, dtype=torch.float32)
-        """What the checkpoint says that K and V are divided by before they are rounded to fp8: 1 if nothing."""
+        """What K and V are divided by before they are rounded to fp8, if the checkpoint says it; else 1."""
         self._has_kv_scales = config.quantization is not None and config.quantization.kv_scales
         self.up: Tensor | None = None
         """What makes each head's key and value of a latent, once it is packed: plain, as both ways read
