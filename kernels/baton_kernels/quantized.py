@@ -51,6 +51,12 @@ class QuantizedWeight:
         return self.codes.device
 
     @property
+    def is_by_row(self) -> bool:
+        """Whether each row is its codes times one scale."""
+        more = (self.zeros, self.factors, self.order)
+        return self.scales.shape[-1] == 1 and all(part is None for part in more)
+
+    @property
     def nbytes(self) -> int:
         """The memory that the weight takes, in bytes."""
         parts = (self.codes, self.scales, self.zeros, self.factors, self.order, self.input_scale)
@@ -82,9 +88,10 @@ class QuantizedWeight:
         values = self.values().view(*self.scales.shape, -1)
         if self.zeros is not None:
             values -= self.zeros.float().unsqueeze(-1)
-        values *= self.scales.float().unsqueeze(-1)
+        scales = self.scales.float()
         if self.factors is not None:
-            values *= self.factors[..., None, None]
+            scales = scales * self.factors.unsqueeze(-1)
+        values *= scales.unsqueeze(-1)
         values = values.view(shape)
         if self.order is None:
             return values

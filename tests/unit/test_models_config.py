@@ -137,7 +137,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"hidden_act": "gelu"}, 'hidden_act is "gelu"; allowed: one of silu, swish, gelu_pytorch_tanh'),
     ({"rms_norm_eps": 0}, "rms_norm_eps is 0; allowed: a number above 0"),
     ({"tie_word_embeddings": "yes"}, 'tie_word_embeddings is "yes"; allowed: true or false'),
-    ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}; allowed: nothing'),
+    ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method is missing; needed: a string"),
     (
         {"architectures": ["OddModel"], "auto_map": {"AutoModel": "m.M"}},
         "Baton runs no code that comes with a model",

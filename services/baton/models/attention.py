@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from baton.models.config import ModelConfig
+from baton.models.kv_scales import kv_scale_places
 from baton.models.layers import Linear, RMSNorm
 from baton.models.mixer import Mixer
 from baton.models.model_step import Narrow, Step, attention_plan
-from baton.models.quantization.base import Index, QuantizationScheme, Rows, empty_parameter, index_of
+from baton.models.quantization.base import Place, QuantizationScheme, Rows, empty_parameter, index_of
 from baton.models.rope import head_order
 from baton.parallel.collectives import Collectives, Parallel
 from baton.process.options import ModelError
@@ -63,11 +64,10 @@ class Attention(Mixer):
         query = _of_heads(shard.heads, config.head_dim)
         self.o_proj = Linear(query, config.hidden_size, dtype, bias=o_bias, scheme=scheme.within("o_proj"))
         self.sinks = empty_parameter(self.heads, dtype=torch.float32) if config.sinks else None
-        self.source: tuple[Index, ...] = (index_of(shard.heads),)
-        """The part of the checkpoint's sinks that is here."""
-        # The scales of a pool of FP8, [] float32. What is loaded may fill them; checkpoints need not have them.
-        self.register_buffer("k_scale", torch.ones(()), persistent=False)
-        self.register_buffer("v_scale", torch.ones(()), persistent=False)
+        self._own_heads = index_of(shard.heads)
+        self.kv_scales = torch.ones(2, dtype=torch.float32)
+        """What K and V are divided by before they are rounded to fp8, if the checkpoint says it; else 1."""
+        self._has_kv_scales = config.quantization is not None and config.quantization.kv_scales
         self.head_norm = config.head_norm_of(layer)
         self._plain = torch.ones(config.head_dim, dtype=dtype)
         """The weight of a norm that has none."""
@@ -83,13 +83,18 @@ class Attention(Mixer):
             self.q_norm = _head_norm(config, q, order, dtype)
             self.k_norm = _head_norm(config, k, order, dtype)
 
+    def places(self) -> dict[str, Place]:
+        """The places of the sinks and of the scales, by their names in the checkpoint."""
+        sinks = {} if self.sinks is None else {"sinks": Place(self.sinks, (self._own_heads,))}
+        return sinks | (kv_scale_places(self.kv_scales) if self._has_kv_scales else {})
+
     def lay_out(self, place: KVPlace, holds_fp8: bool) -> None:
         """Have K and V at this place of a pool from now on, which holds FP8 or not. ModelError for a scale
         that none can be divided by."""
         self.place, self.scales = place, UNSCALED
         if holds_fp8:
             try:
-                self.scales = KVScales(float(self.k_scale), float(self.v_scale))
+                self.scales = KVScales(*self.kv_scales.tolist())
             except ValueError as error:
                 raise ModelError(f"attention of layer {self.number}: {error}") from None
 

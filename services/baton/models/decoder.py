@@ -408,7 +408,7 @@ class Decoder(CausalLM):
                 placed.update(module.placed)
                 continue
             source: tuple[Index, ...] = (slice(None),)
-            if isinstance(module, Embedding | RMSNorm | LayerNorm | Attention):
+            if isinstance(module, Embedding | RMSNorm | LayerNorm):
                 source = module.source
             elif isinstance(module, PlacesItself):
                 places |= {f"{name}.{part}": place for part, place in module.places().items()}

@@ -49,7 +49,8 @@ class DeltaAttention(Mixer):
         self.kv = sizes.kept(shard.tp_size)
         self.place = KVPlace(0, 0)
         self.heads = heads = DeltaHeads(sizes, shard.part(sizes.key_heads))
-        self.in_proj = Linear(config.hidden_size, heads.projections(), dtype, scheme=scheme)
+        parts = heads.projections()
+        self.in_proj = Linear(config.hidden_size, parts, dtype, scheme=scheme, apart=True)
         self.decay_proj = self.gate_proj = None
         if sizes.low_rank is not None:
             decays, gates = heads.decay_rows, heads.value_rows

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.models.config import ModelConfig
+from baton.models.kv_scales import kv_scale_places
 from baton.models.layers import Linear, RMSNorm
 from baton.models.mixer import Mixer
 from baton.models.model_step import Narrow, Step, latent_plan
@@ -74,7 +75,7 @@ class LatentAttention(Mixer):
             down = {"q_a_proj": tuple(range(sizes.q_rank)), **down}
             self.q_a_layernorm = RMSNorm(sizes.q_rank, sizes.eps, dtype)
             self.q_b_proj = Linear(sizes.q_rank, queries, dtype, scheme=scheme.within("q_b_proj"))
-        self.down_proj = Linear(hidden, down, dtype, bias=config.qkv_bias, scheme=scheme)
+        self.down_proj = Linear(hidden, down, dtype, bias=config.qkv_bias, scheme=scheme, apart=True)
         """The projection to the latents of queries (unless they have none) and of keys and values."""
         self.kv_a_layernorm = RMSNorm(sizes.kv_rank, sizes.eps, dtype)
         each = sizes.nope_dim + sizes.value_dim
@@ -83,6 +84,9 @@ class LatentAttention(Mixer):
         self._up_weights: LinearWeights | None = scheme.as_stored().allocate(up)
         for name, parameter in self._up_weights.parameters.items():
             self.register_parameter(f"up_{name}", parameter)
+        self.kv_scales = torch.ones(2, dtype=torch.float32)
+        """What K and V are divided by before they are rounded to fp8, if the checkpoint says it; else 1."""
+        self._has_kv_scales = config.quantization is not None and config.quantization.kv_scales
         self.up: Tensor | None = None
         """What makes each head's key and value of a latent, once it is packed: plain, as both ways read
         it."""
@@ -91,10 +95,13 @@ class LatentAttention(Mixer):
         self.o_proj = Linear(values, hidden, dtype, bias=o_bias, scheme=scheme.within("o_proj"))
 
     def places(self) -> dict[str, Place]:
-        """The place of the projection that is not a module's, by its name in the checkpoint."""
-        if self._up_weights is None:
-            return {}
-        return {f"kv_b_proj.{kind}": place for kind, place in self._up_weights.places()["kv_b_proj"].items()}
+        """The places of what is no module's, by their names in the checkpoint: of the projection, and of the
+        scales."""
+        up = {} if self._up_weights is None else self._up_weights.places()["kv_b_proj"]
+        return {
+            **{f"kv_b_proj.{kind}": place for kind, place in up.items()},
+            **(kv_scale_places(self.kv_scales) if self._has_kv_scales else {}),
+        }
 
     def pack(self) -> None:
         assert self._up_weights is not None, "packed once"

@@ -129,14 +129,15 @@ class Linear(nn.Module):
         bias: bool = False,
         scheme: QuantizationScheme = PLAIN,
         activation: Activation | None = None,
+        apart: bool = False,
     ) -> None:
         """``outputs`` of several projections are by each one's name in the checkpoint. ``dtype``: the type of
-        inputs and outputs. ``activation`` is applied to the outputs."""
+        inputs and outputs. ``activation`` is applied to the outputs. ``apart``: see ``LinearShape``."""
         super().__init__()
         parts = outputs if isinstance(outputs, Mapping) else {"": outputs}
         spans = {name: _span(rows) for name, rows in parts.items()}
         columns = range(inputs) if isinstance(inputs, int) else inputs
-        shape = LinearShape(columns, spans, dtype, bias, self.gated, activation)
+        shape = LinearShape(columns, spans, dtype, bias, self.gated, activation, apart)
         weights = scheme.allocate(shape)
         for name, parameter in weights.parameters.items():
             self.register_parameter(name, parameter)

@@ -57,7 +57,7 @@ class LightningAttention(Mixer):
         size = sizes.key_heads * dim
         qkv = (*ordered, *(size + row for row in ordered), *(2 * size + row for row in own))
         parts: dict[str, Rows] = {"query_key_value": qkv, "g_proj": own}
-        self.in_proj = Linear(config.hidden_size, parts, dtype, scheme=scheme)
+        self.in_proj = Linear(config.hidden_size, parts, dtype, scheme=scheme, apart=True)
         self.dense = Linear(own, config.hidden_size, dtype, scheme=scheme.within("dense"))
         self.query_layernorm = self.key_layernorm = None
         if config.head_norm is not None:

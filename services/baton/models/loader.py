@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from baton.models.config import DTYPES, KVCacheDtype, LoadFormat, ModelConfig
 from baton.models.decoder import Decoder, checkpoint_name
 from baton.models.quantization.base import Place, QuantizationScheme
 from baton.models.quantization.checkpoint import CheckpointScheme
+from baton.models.quantization.experts_format import SEPARATE
 from baton.models.quantization.registry import SCHEMES, Quantization
 from baton.parallel.collectives import Parallel
 from baton.parallel.shard import Shard
@@ -96,6 +98,7 @@ def load_model(
                 path,
                 weights,
                 owner=config.architecture,
+                usual=lambda name: _usual(name, config),
                 harmless=lambda name: _harmless(name, config),
                 progress=progress or (lambda done, total: None),
             )
@@ -239,11 +242,13 @@ def fill(
     files: list[Path],
     *,
     owner: str,
+    usual: Callable[[str], str] = lambda name: name,
     harmless: Callable[[str], bool] = lambda name: False,
     progress: Progress = lambda done, total: None,
 ) -> None:
     """Fill each of ``places`` exactly once from the files in the directory ``path``, and read nothing else.
-    ``shapes`` are the shapes of all tensors that may be in the files.
+    ``shapes`` are the shapes of all tensors that may be in the files. ``usual``: the name in ``places`` of a
+    tensor in the files.
 
     ``owner`` names the owner of the places in the ModelError about a tensor without one, unless that is
     ``harmless``.
@@ -252,7 +257,7 @@ def fill(
     done, total = 0, sum(file.stat().st_size for file in files)
     for file in files:
         for found, tensor in _tensors(file):
-            name = _unwrapped(found)
+            name = usual(_unwrapped(found))
             done += tensor.nbytes
             if name in waiting:
                 _copy(file, found, tensor, waiting.pop(name), shapes[name])
@@ -263,8 +268,9 @@ def fill(
             elif not harmless(found):
                 raise ModelError(f"{file}: {owner} has no place for tensor {found}")
             progress(done, total)
-    if waiting:
-        first, more = min(waiting), len(waiting) - 1
+    missing = [name for name, place in waiting.items() if not place.is_optional]
+    if missing:
+        first, more = min(missing), len(missing) - 1
         raise ModelError(f"{path}: tensor {first} is missing" + (f", and {more} more" if more else ""))
     progress(total, total)
 
@@ -300,14 +306,19 @@ def _have_own_head(files: list[Path]) -> bool:
 
 
 def _with_names_of(files: list[Path], config: ModelConfig) -> ModelConfig:
-    """The config with the names that the files have of the experts' tensors."""
+    """The config with the names that the files have of the experts' tensors. Those who quantize models take
+    experts apart."""
     rule = config.experts
-    if rule is None or (other := rule.other_names) is None:
+    if rule is None:
         return config
-    end = other.down + other.weight
-    if not any(name.endswith(end) for file in files for name, _ in _tensors(file)):
-        return config
-    return replace(config, experts=replace(rule, names=other))
+    others = [] if rule.other_names is None else [rule.other_names]
+    if config.quantization is not None and rule.names.form != "separate":
+        others.append(SEPARATE)
+    for other in others:
+        down = re.compile(r"\b" + r"\d+".join(map(re.escape, other.down.split("{}"))) + "(?:[._]|$)")
+        if any(down.search(name) for file in files for name, _ in _tensors(file)):
+            return replace(config, experts=replace(rule, names=other))
+    return config
 
 
 def _copy(file: Path, name: str, tensor: Tensor, place: Place, shape: torch.Size) -> None:
@@ -330,9 +341,15 @@ def _dtype_name(dtype: torch.dtype) -> str:
 def _harmless(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is one that checkpoints carry though it follows from the config or from other tensors,
     or belongs to a part of the model that is left out."""
-    if any(part in name for part in config.ignored):
+    unused = () if config.quantization is None else config.quantization.unused
+    if any(part in name for part in config.ignored) or name.endswith(unused):
         return True
     return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+
+
+def _usual(name: str, config: ModelConfig) -> str:
+    """The name that most quantized checkpoints have for a tensor with this name."""
+    return name if config.quantization is None else config.quantization.tensor_name(name)
 
 
 def _unwrapped(name: str) -> str:

@@ -54,6 +54,11 @@ class Place:
         return torch.float32, torch.bfloat16, torch.float16
 
     @property
+    def is_optional(self) -> bool:
+        """Whether a checkpoint may be without the tensor: the memory then has what it had before."""
+        return False
+
+    @property
     def shape(self) -> torch.Size:
         """The shape of the checkpoint's tensor, if this is a place in a whole model."""
         return self.tensor.shape
@@ -117,6 +122,8 @@ class LinearShape:
     Such a shape has an activation."""
     activation: Activation | None = None
     """The activation of the outputs, or of the gate; None: none."""
+    apart: bool = False
+    """Whether the parts may be multiplied one by one where a checkpoint keeps them in different ways."""
 
     def __post_init__(self) -> None:
         if self.gated and self.activation is None:
@@ -207,11 +214,18 @@ class FusedPlace(Place):
 
     @property
     def shape(self) -> torch.Size:
-        rows, *rest = self.parts[0].place.shape
-        shape = torch.Size((len(self.parts) // self.projections, rows * self.projections, *rest))
+        experts, part = len(self.parts) // self.projections, self.parts[0].place.shape
+        if not part:
+            return torch.Size((experts,))
+        rows, *rest = part
+        shape = torch.Size((experts, rows * self.projections, *rest))
         return torch.Size((shape[0], shape[2], shape[1])) if self.is_transposed else shape
 
     def load(self, found: Tensor) -> None:
+        if found.dim() == 1:  # a number of each expert
+            for expert, _, place in self.parts:
+                place.load(found[expert])
+            return
         if self.is_transposed:
             found = found.mT
         rows = rows_of(self.form, found.shape[1] // 2) if self.projections == 2 else (slice(None),)

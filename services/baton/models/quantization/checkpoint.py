@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import groupby
 
 import torch
 from torch import nn
 
+from baton.models.quantization.apart import WeightsApart
 from baton.models.quantization.base import (
     ExpertsShape,
     ExpertsWeights,
     LinearShape,
     LinearWeights,
     QuantizationScheme,
+    Rows,
 )
 from baton.models.quantization.experts_format import ExpertNames
 from baton.models.quantization.plain import PLAIN
@@ -20,6 +24,7 @@ from baton.models.quantization.quantized import QuantizedExperts, QuantizedWeigh
 from baton.models.quantization.registry import Quantization
 from baton.models.quantization.weight_spec import QuantizedCheckpoint, WeightSpec
 from baton.process.options import ModelError
+from baton_kernels.code_formats import HALF_BYTE_FORMATS
 
 NamesOf = Callable[[str], tuple[str, ...]]
 """A function from the name of a module to the names that it may have in a checkpoint."""
@@ -51,6 +56,8 @@ class CheckpointScheme(QuantizationScheme):
 
     def allocate(self, shape: LinearShape) -> LinearWeights:
         names = [self._below(part) for part in shape.parts]
+        if shape.apart and len(runs := self._runs(shape.parts)) > 1:
+            return WeightsApart([self.allocate(replace(shape, parts=parts)) for parts in runs])
         spec = self._spec_of_all(names)
         if spec is None:
             return PLAIN.allocate(shape)
@@ -75,6 +82,11 @@ class CheckpointScheme(QuantizationScheme):
 
     def tied(self, weight: nn.Parameter) -> LinearWeights:
         return PLAIN.tied(weight)
+
+    def _runs(self, parts: Mapping[str, Rows]) -> list[dict[str, Rows]]:
+        """The parts in order, those together that follow each other and are kept in the same way."""
+        runs = groupby(parts.items(), lambda part: self._spec(self._below(part[0])))
+        return [dict(run) for _, run in runs]
 
     def _below(self, name: str) -> str:
         return ".".join(part for part in (self._path, name) if part)
@@ -101,7 +113,7 @@ def _differ(name: str, spec: WeightSpec | None, other: str, found: WeightSpec | 
 
 def _check_groups(name: str, spec: WeightSpec, inputs: range) -> None:
     """Checks that groups end where the inputs of a rank do."""
-    group = spec.group or 1
+    group = spec.group or (2 if spec.code in HALF_BYTE_FORMATS else 1)
     if inputs.start % group or inputs.stop % group:
         raise ModelError(
             f"quantization_config: {name} has groups of {group} inputs; allowed for inputs {inputs.start} to "

@@ -12,6 +12,9 @@ from baton.models.quantization.weight_spec import WeightSpec
 FORMS: Mapping[str, str] = MappingProxyType(
     {
         "fp8": "baton.models.quantization.fp8:tensors",
+        "compressed": "baton.models.quantization.compressed:plain_codes",
+        "compressed-ints": "baton.models.quantization.compressed:packed_ints",
+        "compressed-fp4": "baton.models.quantization.compressed:packed_fp4",
     }
 )
 """Name -> module and attribute of a function of a ``WeightSpec`` that describes the tensors."""

@@ -6,7 +6,14 @@ from __future__ import annotations
 
 import torch
 
-from baton.models.quantization.stored import Codes, GroupScales, OneScale, StoredTensor, StoredWeight
+from baton.models.quantization.stored import (
+    Blocks,
+    Codes,
+    GroupScales,
+    OneScale,
+    StoredTensor,
+    StoredWeight,
+)
 from baton.models.quantization.weight_spec import WeightSpec
 
 
@@ -14,7 +21,7 @@ def tensors(spec: WeightSpec) -> StoredWeight:
     """The codes, what the codes are multiplied with, and the scale of activations if that is known."""
     found = {
         "weight": StoredTensor("codes", Codes(torch.float8_e4m3fn)),
-        "weight_scale_inv": StoredTensor("scales", GroupScales(spec.scale_rows, spec.group)),
+        "weight_scale_inv": StoredTensor("scales", GroupScales(Blocks(spec.scale_rows, spec.group))),
     }
     if spec.rounding == "fp8-tensor":
         found["activation_scale"] = StoredTensor("input_scale", OneScale())

@@ -23,6 +23,7 @@ imported when it is used."""
 METHODS: Mapping[str, str] = MappingProxyType(
     {
         "fp8": "baton.models.methods.fp8:read",
+        "compressed-tensors": "baton.models.methods.compressed:read",
     }
 )
 """The quant_method of a checkpoint's quantization_config -> module and attribute of the function that reads

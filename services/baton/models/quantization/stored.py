@@ -114,11 +114,11 @@ def finite(scales: Tensor) -> Tensor:
 
 
 class ScaleForm(TensorForm):
-    """Numbers of any floating point type."""
+    """Numbers of any floating point type, or powers of two."""
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        return torch.float32, torch.bfloat16, torch.float16
+        return torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu
 
 
 @dataclass(frozen=True)
@@ -142,26 +142,56 @@ class Codes(TensorForm):
 
 
 @dataclass(frozen=True)
-class GroupScales(ScaleForm):
-    """Scales of blocks of ``rows`` outputs and ``group`` inputs, [blocks of rows, groups]. None: the scale of
-    all rows or inputs."""
+class Blocks:
+    """Blocks of ``rows`` outputs and ``group`` inputs. None: all of them."""
 
     rows: int | None = 1
     group: int | None = None
 
-    def shape(self, matrix: MatrixShape) -> torch.Size:
+    def number(self, matrix: MatrixShape) -> torch.Size:
+        """The number of blocks, [across the outputs, across the inputs]."""
         across = 1 if self.rows is None else -(-matrix.rows // self.rows)
         return torch.Size((across, 1 if self.group is None else -(-matrix.inputs // self.group)))
 
-    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+    def of(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+        """What ``found``, something of each block, says of these rows [R] and inputs, [R, groups]."""
         across = found.reshape(-1, 1) if self.group is None else found.view(-1, found.shape[-1])
-        block = torch.zeros_like(rows) if self.rows is None else rows // self.rows
-        part = finite(across[block])
-        return (
-            part
-            if self.group is None
-            else part[:, inputs.start // self.group : -(-inputs.stop // self.group)]
-        )
+        part = across[torch.zeros_like(rows) if self.rows is None else rows // self.rows]
+        if self.group is None:
+            return part
+        return part[:, inputs.start // self.group : -(-inputs.stop // self.group)]
+
+
+@dataclass(frozen=True)
+class GroupScales(ScaleForm):
+    """Scales of blocks, [blocks of outputs, blocks of inputs]."""
+
+    blocks: Blocks
+
+    def shape(self, matrix: MatrixShape) -> torch.Size:
+        return self.blocks.number(matrix)
+
+    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+        scales = found.float() if found.itemsize == 1 else found
+        return finite(self.blocks.of(scales, rows, inputs))
+
+
+@dataclass(frozen=True)
+class ByteScales(TensorForm):
+    """Scales of blocks that are kept as they are: a byte each, of the slot's type or as plain bytes."""
+
+    blocks: Blocks
+    dtype: torch.dtype
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return self.dtype, torch.uint8
+
+    def shape(self, matrix: MatrixShape) -> torch.Size:
+        return self.blocks.number(matrix)
+
+    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+        return finite(self.blocks.of(found.view(torch.uint8), rows, inputs).view(self.dtype))
 
 
 class OneScale(ScaleForm):

@@ -60,6 +60,17 @@ HEAD = ModuleNames(frozenset({"lm_head"}))
 """The output head, which most methods leave plain."""
 
 
+KV_SCALE_NAMES: tuple[tuple[str, str], ...] = (
+    (".k_proj.k_scale", ".k_scale"),
+    (".v_proj.v_scale", ".v_scale"),
+    (".k_proj.output_scale", ".k_scale"),
+    (".v_proj.output_scale", ".v_scale"),
+    (".attn.k_scale", ".k_scale"),
+    (".attn.v_scale", ".v_scale"),
+)
+"""Ends of the names of the scales of an attention layer's K and V in some checkpoints, and in others."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightRule:
     """The modules that are kept in one way."""
@@ -76,7 +87,11 @@ class QuantizedCheckpoint:
     method: str
     rules: tuple[WeightRule, ...]
     kv_scales: bool = False
-    """Whether attention layers have scales of their K and V."""
+    """Whether attention layers may have scales of their K and V."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Ends of tensors' names in some checkpoints, and what they are in others."""
+    unused: tuple[str, ...] = ()
+    """Ends of the names of tensors that nothing is computed with."""
 
     def spec_of(self, *names: str) -> WeightSpec | None:
         """What is kept of the module with these names (one, or as many as it may have); None: plain
@@ -85,6 +100,14 @@ class QuantizedCheckpoint:
             if any(map(rule.modules.match, names)):
                 return rule.spec
         return None
+
+    def tensor_name(self, name: str) -> str:
+        """The name that a tensor has in most checkpoints."""
+        renamed = self.renamed + KV_SCALE_NAMES if self.kv_scales else self.renamed
+        for end, usual in renamed:
+            if name.endswith(end):
+                return name.removesuffix(end) + usual
+        return name
 
     @property
     def description(self) -> str:
