@@ -82,9 +82,10 @@ class QuantizedWeight:
         values = self.values().view(*self.scales.shape, -1)
         if self.zeros is not None:
             values -= self.zeros.float().unsqueeze(-1)
-        values *= self.scales.float().unsqueeze(-1)
+        scales = self.scales.float()
         if self.factors is not None:
-            values *= self.factors[..., None, None]
+            scales = scales * self.factors.unsqueeze(-1)
+        values *= scales.unsqueeze(-1)
         values = values.view(shape)
         if self.order is None:
             return values

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from baton_kernels.activation_kind import Activation
 from baton_kernels.cpu.library import KINDS, Native, pointer
-from baton_kernels.cpu.linear import PANEL, NativeActivation, in_panels, kernels_for
+from baton_kernels.cpu.linear import PANEL, NativeActivation, in_panels, kernels_for, takes
 from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.routing_rule import SCORES, Routing
 
@@ -174,9 +174,7 @@ class PackedExperts:
         dtype = dtype or values.dtype
         fits = values.shape[1] % 2 == 0 and values.shape[2] % 2 == 0
         for weight in (gate_up, down):
-            if isinstance(weight, QuantizedWeight) and (
-                weight.format != "int8" or weight.scales.shape[-1] != 1
-            ):
+            if isinstance(weight, QuantizedWeight) and not takes(weight):
                 return None
         kernels = kernels_for(values.device, dtype) if fits else None
         if kernels is None:

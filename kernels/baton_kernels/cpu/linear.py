@@ -28,6 +28,13 @@ class NativeActivation(ctypes.Structure):
         return cls(1 + ACTIVATIONS.index(activation.kind), activation.number)
 
 
+def takes(weight: QuantizedWeight) -> bool:
+    """Whether the kernels multiply such weights: int8 with a scale of float32 for each row, and nothing else."""
+    by_row = weight.scales.shape[-1] == 1 and weight.scales.dtype == torch.float32
+    others = (weight.zeros, weight.factors, weight.order)
+    return weight.format == "int8" and by_row and all(other is None for other in others)
+
+
 class PackedWeight:
     """A weight [outputs, inputs] in panels of 64 outputs. A panel is 32-bit words [inputs in words, 64], or
     int8 in the order in which they become those words.
@@ -90,7 +97,7 @@ class PackedWeight:
         values = weight.codes if isinstance(weight, QuantizedWeight) else weight
         dtype = dtype or values.dtype
         fits = values.shape[1] % 2 == 0
-        if isinstance(weight, QuantizedWeight) and (weight.format != "int8" or weight.scales.shape[-1] != 1):
+        if isinstance(weight, QuantizedWeight) and not takes(weight):
             return None
         kernels = kernels_for(values.device, dtype) if fits else None
         return None if kernels is None else cls(kernels, weight, dtype, bias, gated, activation)

@@ -20,6 +20,7 @@ from baton.models.quantization.quantized import QuantizedExperts, QuantizedWeigh
 from baton.models.quantization.registry import Quantization
 from baton.models.quantization.weight_spec import QuantizedCheckpoint, WeightSpec
 from baton.process.options import ModelError
+from baton_kernels.code_formats import HALF_BYTE_FORMATS
 
 NamesOf = Callable[[str], tuple[str, ...]]
 """A function from the name of a module to the names that it may have in a checkpoint."""
@@ -55,7 +56,7 @@ class CheckpointScheme(QuantizationScheme):
         if spec is None:
             return PLAIN.allocate(shape)
         _check_groups(names[0], spec, shape.inputs)
-        return QuantizedWeights(shape, spec)
+        return QuantizedWeights(shape, spec, [self._names_of(name)[0] for name in names])
 
     def allocate_experts(self, shape: ExpertsShape, names: ExpertNames) -> ExpertsWeights:
         halves = (names.gate, names.up) if shape.gated else (names.up,)
@@ -69,6 +70,11 @@ class CheckpointScheme(QuantizationScheme):
             return PLAIN.allocate_experts(shape, names)
         if gate_up is None or down is None:
             raise _differ(modules[0], gate_up, downs[0], down)
+        for module, spec in ((modules[0], gate_up), (downs[0], down)):
+            if spec.ordered:
+                raise ModelError(
+                    f"quantization_config: desc_act of {module} is true; allowed for experts: false"
+                )
         _check_groups(modules[0], gate_up, range(shape.hidden))
         _check_groups(downs[0], down, shape.inner)
         return QuantizedExperts(shape, gate_up, down)
@@ -101,7 +107,7 @@ def _differ(name: str, spec: WeightSpec | None, other: str, found: WeightSpec | 
 
 def _check_groups(name: str, spec: WeightSpec, inputs: range) -> None:
     """Checks that groups end where the inputs of a rank do."""
-    group = spec.group or 1
+    group = spec.group or (2 if spec.code in HALF_BYTE_FORMATS else 1)
     if inputs.start % group or inputs.stop % group:
         raise ModelError(
             f"quantization_config: {name} has groups of {group} inputs; allowed for inputs {inputs.start} to "
