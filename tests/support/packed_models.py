@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -62,26 +64,47 @@ PLAIN = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.
 """Parts of the names of tensors that every method leaves plain."""
 
 
-def save_packed(plain: Path, pack: Pack, config: Mapping[str, object], *left: str) -> tuple[Path, Path]:
-    """The model in ``plain`` with its matrices packed, but for those whose names have a part in ``left``, and
-    with the weights that these stand for: two new directories beside it."""
-    packed, meant = (plain.with_name(f"{plain.name}-{end}") for end in ("packed", "meant"))
-    for path in (packed, meant):
-        shutil.rmtree(path, ignore_errors=True)
-        shutil.copytree(plain, path)
+def save_packed(
+    plain: Path,
+    pack: Pack,
+    config: Mapping[str, object],
+    left: tuple[str, ...] = (),
+    others: Mapping[str, Pack] = MappingProxyType({}),
+) -> tuple[Path, Path]:
+    """The model in ``plain`` with its matrices packed, and with the weights that these stand for: two new
+    directories beside it. ``left``: parts of the names of matrices that stay plain; ``others``: names of
+    modules that are packed in other ways. Tensors of all experts are packed as matrices [outputs, inputs],
+    into which they are transposed."""
     tensors, weights = dict[str, Tensor](), load_file(plain / "model.safetensors")
     for name, weight in weights.items():
-        if weight.dim() != 2 or any(part in name for part in (*PLAIN, *left)):
+        if weight.dim() < 2 or name.endswith("_bias") or any(part in name for part in (*PLAIN, *left)):
             tensors[name] = weight
-            continue
-        done = pack(weight)
-        tensors |= {f"{name.removesuffix('.weight')}.{end}": t for end, t in done.tensors.items()}
-        weights[name] = done.stands_for
+        elif weight.dim() == 2:
+            module = name.removesuffix(".weight")
+            done = others.get(module, pack)(weight)
+            tensors |= {f"{module}.{end}": tensor for end, tensor in done.tensors.items()}
+            weights[name] = done.stands_for
+        else:
+            done = pack(weight.mT)
+            tensors |= {f"{name}_{end}": tensor for end, tensor in done.tensors.items()}
+            weights[name] = done.stands_for.mT
+    packed, meant = copied(plain), copied(plain)
     write(packed, tensors)
     write(meant, weights)
-    described = json.loads((packed / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps(described | {"quantization_config": config}))
+    change_config(packed, quantization_config=config)
     return packed, meant
+
+
+def copied(path: Path) -> Path:
+    """The model in a new directory beside it."""
+    return Path(shutil.copytree(path, mkdtemp(dir=path.parent), dirs_exist_ok=True))
+
+
+def change_config(path: Path, **fields: object) -> None:
+    """Give fields of config.json other values; None: take them out."""
+    described = json.loads((path / "config.json").read_text()) | fields
+    kept = {name: value for name, value in described.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(kept))
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -90,18 +113,17 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file(whole, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def change(path: Path, **config: object) -> None:
-    """Give fields of the quantization_config other values."""
-    described = json.loads((path / "config.json").read_text())
-    described["quantization_config"] |= config
-    (path / "config.json").write_text(json.dumps(described))
+def add_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Add tensors to the checkpoint."""
+    write(path, load_file(path / "model.safetensors") | tensors)
 
 
-def change_tensor(path: Path, name: str, change: Callable[[Tensor], Tensor | None]) -> None:
-    """Replace a tensor of the checkpoint; None: take it out."""
+def change_tensor(path: Path, name: str, change: Callable[[Tensor], Tensor | None]) -> Path:
+    """Replace a tensor of the checkpoint; None: take it out. Returns the path."""
     tensors = load_file(path / "model.safetensors")
     found = change(tensors.pop(name))
     write(path, tensors if found is None else tensors | {name: found})
+    return path
 
 
 def words(codes: Tensor, bits: int) -> Tensor:

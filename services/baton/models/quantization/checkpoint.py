@@ -113,7 +113,3 @@ def _check_groups(name: str, spec: WeightSpec, inputs: range) -> None:
             f"quantization_config: {name} has groups of {group} inputs; allowed for inputs {inputs.start} to "
             f"{inputs.stop}: groups that divide them (--tensor-parallel-size decides which a rank has)"
         )
-    if spec.ordered and inputs.start:
-        raise ModelError(
-            f"quantization_config: desc_act of {name} is true; allowed for a rank's part of the inputs: false"
-        )

@@ -34,12 +34,12 @@ def _tensors(spec: WeightSpec, less: int) -> StoredWeight:
     bits = 4 if spec.code == "int4" else 8
     zeros = GptqZeros(bits, spec.group, less)
     middle = StoredTensor(None, Checked(MiddleZeros(zeros, "sym is true")))
-    in_order = StoredTensor(None, Checked(InputGroups(spec.group, in_order=True)))
+    groups = InputGroups(spec.group, spec.ordered)
     return {
         "qweight": StoredTensor("codes", InputWords(bits)),
         "qzeros": StoredTensor("zeros", zeros) if spec.zeros else middle,
         "scales": StoredTensor("scales", ColumnScales(spec.group)),
-        "g_idx": StoredTensor("groups", InputGroups(spec.group)) if spec.ordered else in_order,
+        "g_idx": StoredTensor("groups", groups) if spec.ordered else StoredTensor(None, Checked(groups)),
     }
 
 
@@ -74,10 +74,11 @@ class GptqZeros(ZeroWords):
 
 @dataclass(frozen=True)
 class InputGroups(TensorForm):
-    """The number of each input's group [inputs]. ``in_order``: groups have to follow each other."""
+    """The number of each input's group [inputs]. ``ordered``: whether all the inputs together may be in groups
+    of any order; a part of them has groups of its own, which follow each other."""
 
     group: int | None
-    in_order: bool = False
+    ordered: bool
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -87,11 +88,13 @@ class InputGroups(TensorForm):
         return torch.Size((matrix.inputs,))
 
     def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
-        groups = found[inputs.start : inputs.stop]
-        places = torch.arange(inputs.start, inputs.stop, device=found.device)
-        if self.in_order and (groups != places // (self.group or inputs.stop)).any():
+        is_part = len(inputs) < len(found)
+        size = self.group or len(found)
+        in_order = torch.equal(found.long(), torch.arange(len(found), device=found.device) // size)
+        if not in_order and (is_part or not self.ordered):
+            where = "in a rank's part of them" if self.ordered else "with this desc_act and group_size"
             raise ValueError(
-                "an input is not in the group of its place; allowed where desc_act is false or group_size is "
-                "-1: groups in the order of the inputs"
+                f"inputs are in groups in an order of their own; allowed {where}: groups in the order of the "
+                "inputs"
             )
-        return groups
+        return found[inputs.start : inputs.stop] - inputs.start // size
