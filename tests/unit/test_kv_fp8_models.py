@@ -97,8 +97,7 @@ def logits_of(laid: LaidOut) -> Tensor:
 def scaled(model: CausalLM, scales: KVScales) -> CausalLM:
     for module in model.modules():
         if isinstance(module, Attention):
-            module.k_scale.fill_(scales.k)
-            module.v_scale.fill_(scales.v)
+            module.kv_scales.copy_(torch.tensor((scales.k, scales.v)))
     return model
 
 
@@ -174,6 +173,6 @@ def test_a_scale_that_divides_nothing_is_refused_with_its_layer(model_dir: Model
     model = scaled(load_model(model_dir("llama")), SCALES)
     for module in model.modules():
         if isinstance(module, Attention) and module.number == 1:
-            module.v_scale.fill_(float("nan"))
+            module.kv_scales[1] = float("nan")
     with pytest.raises(ModelError, match="attention of layer 1: v_scale is nan; allowed: finite and above 0"):
         model.lay_out(kv_layout(model.config, 16, FP8))

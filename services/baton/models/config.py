@@ -26,6 +26,8 @@ from baton_kernels.kv_layout import LayerKV, TokenKV
 from baton_kernels.routing_rule import Routing
 from baton_kernels.window import Window
 
+QUANTIZATION_FILE = "hf_quant_config.json"
+"""The file in which ModelOpt says of quantized weights what config.json does not."""
 DType = Literal["float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDtype = Literal["auto", "fp8"]
@@ -319,9 +321,12 @@ class ModelConfig:
         config_file = path / "config.json"
         if not config_file.is_file():
             raise ModelError(f"{path}: no config.json in this directory")
-        generation_file = path / "generation_config.json"
+        generation_file, beside = path / "generation_config.json", path / QUANTIZATION_FILE
         generation = read_object(generation_file) if generation_file.is_file() else {}
-        return cls.from_dict(read_object(config_file), generation, where=str(config_file))
+        described = cls.from_dict(read_object(config_file), generation, where=str(config_file))
+        if described.quantization is None and beside.is_file():
+            return replace(described, quantization=_quantization_beside(beside))
+        return described
 
     @classmethod
     def from_dict(
@@ -372,6 +377,16 @@ def _quantization(*holders: Fields) -> QuantizedCheckpoint | None:
             described: QuantizedCheckpoint = resolve_name(METHODS[method])(fields)
             return described
     return None
+
+
+def _quantization_beside(file: Path) -> QuantizedCheckpoint:
+    """What a file beside config.json says of quantized weights, which names its producer as the method."""
+    fields = Fields(read_object(file), str(file))
+    producer = fields.object("producer")
+    if producer.get("name") != "modelopt":
+        raise producer.error("name", '"modelopt"')
+    described: QuantizedCheckpoint = resolve_name(METHODS["modelopt"])(fields)
+    return described
 
 
 def _eos(*holders: Fields) -> tuple[int, ...]:

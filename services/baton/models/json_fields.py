@@ -20,6 +20,11 @@ class Fields:
         self._where = where
         self._prefix = prefix
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all fields, in the order of the file."""
+        return tuple(self._values)
+
     def has(self, name: str) -> bool:
         return self._values.get(name) is not None
 

@@ -99,7 +99,7 @@ def load_model(
                 weights,
                 owner=config.architecture,
                 usual=lambda name: _usual(name, config),
-                harmless=lambda name: _harmless(name, config),
+                harmless=lambda name, tensor: _harmless(name, tensor, config),
                 progress=progress or (lambda done, total: None),
             )
     with clock.phase("pack"):
@@ -243,7 +243,7 @@ def fill(
     *,
     owner: str,
     usual: Callable[[str], str] = lambda name: name,
-    harmless: Callable[[str], bool] = lambda name: False,
+    harmless: Callable[[str, Tensor], bool] = lambda name, tensor: False,
     progress: Progress = lambda done, total: None,
 ) -> None:
     """Fill each of ``places`` exactly once from the files in the directory ``path``, and read nothing else.
@@ -265,7 +265,7 @@ def fill(
                 raise ModelError(f"{file}: tensor {found} comes a second time")
             elif name in shapes:  # a tensor of another rank
                 pass
-            elif not harmless(found):
+            elif not harmless(found, tensor):
                 raise ModelError(f"{file}: {owner} has no place for tensor {found}")
             progress(done, total)
     missing = [name for name, place in waiting.items() if not place.is_optional]
@@ -329,7 +329,7 @@ def _copy(file: Path, name: str, tensor: Tensor, place: Place, shape: torch.Size
         allowed = ", ".join(map(_dtype_name, place.dtypes))
         raise ModelError(f"{file}: tensor {name} is {_dtype_name(tensor.dtype)}; allowed: {allowed}")
     try:
-        place.load(tensor)
+        place.load(tensor.reshape(shape))
     except ValueError as error:
         raise ModelError(f"{file}: tensor {name}: {error}") from None
 
@@ -338,11 +338,13 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _harmless(name: str, config: ModelConfig) -> bool:
+def _harmless(name: str, tensor: Tensor, config: ModelConfig) -> bool:
     """Whether a tensor is one that checkpoints carry though it follows from the config or from other tensors,
-    or belongs to a part of the model that is left out."""
+    or adds nothing, or belongs to a part of the model that is left out."""
     unused = () if config.quantization is None else config.quantization.unused
     if any(part in name for part in config.ignored) or name.endswith(unused):
+        return True
+    if name.endswith(".bias") and not tensor.any():  # AutoGPTQ's
         return True
     return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
 

@@ -62,7 +62,7 @@ class CheckpointScheme(QuantizationScheme):
         if spec is None:
             return PLAIN.allocate(shape)
         _check_groups(names[0], spec, shape.inputs)
-        return QuantizedWeights(shape, spec)
+        return QuantizedWeights(shape, spec, [self._names_of(name)[0] for name in names])
 
     def allocate_experts(self, shape: ExpertsShape, names: ExpertNames) -> ExpertsWeights:
         halves = (names.gate, names.up) if shape.gated else (names.up,)
@@ -76,6 +76,11 @@ class CheckpointScheme(QuantizationScheme):
             return PLAIN.allocate_experts(shape, names)
         if gate_up is None or down is None:
             raise _differ(modules[0], gate_up, downs[0], down)
+        for module, spec in ((modules[0], gate_up), (downs[0], down)):
+            if spec.ordered:
+                raise ModelError(
+                    f"quantization_config: desc_act of {module} is true; allowed for experts: false"
+                )
         _check_groups(modules[0], gate_up, range(shape.hidden))
         _check_groups(downs[0], down, shape.inner)
         return QuantizedExperts(shape, gate_up, down)
@@ -118,8 +123,4 @@ def _check_groups(name: str, spec: WeightSpec, inputs: range) -> None:
         raise ModelError(
             f"quantization_config: {name} has groups of {group} inputs; allowed for inputs {inputs.start} to "
             f"{inputs.stop}: groups that divide them (--tensor-parallel-size decides which a rank has)"
-        )
-    if spec.ordered and inputs.start:
-        raise ModelError(
-            f"quantization_config: desc_act of {name} is true; allowed for a rank's part of the inputs: false"
         )

@@ -15,6 +15,13 @@ FORMS: Mapping[str, str] = MappingProxyType(
         "compressed": "baton.models.quantization.compressed:plain_codes",
         "compressed-ints": "baton.models.quantization.compressed:packed_ints",
         "compressed-fp4": "baton.models.quantization.compressed:packed_fp4",
+        "gptq": "baton.models.quantization.gptq:tensors",
+        "gptq_v2": "baton.models.quantization.gptq:tensors_v2",
+        "awq": "baton.models.quantization.awq:tensors",
+        "mxfp4": "baton.models.quantization.mxfp4:tensors",
+        "modelopt_fp8": "baton.models.quantization.modelopt:fp8",
+        "modelopt_nvfp4": "baton.models.quantization.modelopt:nvfp4",
+        "modelopt_nvfp4_weight_only": "baton.models.quantization.modelopt:nvfp4_weight_only",
     }
 )
 """Name -> module and attribute of a function of a ``WeightSpec`` that describes the tensors."""

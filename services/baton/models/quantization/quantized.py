@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -36,7 +36,12 @@ CODE_TYPES: Mapping[CodeFormat, torch.dtype] = MappingProxyType(
     {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8, "fp4": torch.uint8}
 )
 _SCALE_TYPES = MappingProxyType(
-    {"float32": torch.float32, "fp8": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu}
+    {
+        "float32": torch.float32,
+        "float16": torch.float16,
+        "fp8": torch.float8_e4m3fn,
+        "e8m0": torch.float8_e8m0fnu,
+    }
 )
 _RMS: Mapping[CodeFormat, float] = MappingProxyType({"int8": 73.9, "fp8": 125.6, "int4": 4.6, "fp4": 2.9})
 """The root of the mean square of codes that are drawn evenly."""
@@ -47,11 +52,12 @@ class Slots:
     as one, or of all experts' matrices of a kind."""
 
     def __init__(
-        self, spec: WeightSpec, rows: int, inputs: int, parts: int, experts: int | None = None
+        self, spec: WeightSpec, rows: int, inputs: int, parts: Sequence[str], experts: int | None = None
     ) -> None:
-        """``parts``: the projections that the rows are."""
+        """``parts``: the names of the projections that the rows are."""
         self.spec = spec
         self.inputs = inputs
+        self.parts = parts
         every = () if experts is None else (experts,)
         group = spec.group or inputs
         columns = inputs // 2 if spec.code in HALF_BYTE_FORMATS else inputs
@@ -65,9 +71,9 @@ class Slots:
         if spec.factors:
             shapes["factors"] = ((rows,), torch.float32)
         if spec.ordered:
-            shapes["groups"] = ((parts, inputs), torch.int32)
+            shapes["groups"] = ((len(parts), inputs), torch.int32)
         if spec.rounding == "fp8-tensor":
-            shapes["input_scale"] = ((parts,), torch.float32)
+            shapes["input_scale"] = ((len(parts),), torch.float32)
         self.tensors = {
             slot: empty_parameter(*every, *shape, dtype=dtype) for slot, (shape, dtype) in shapes.items()
         }
@@ -80,12 +86,18 @@ class Slots:
         matrix = MatrixShape(rows.stop - rows.start, self.inputs)
         found = dict[str, Place]()
         for name, (slot, form) in stored_weight(self.spec).items():
-            tensor: Tensor = self.tensors[slot] if expert is None else self.tensors[slot][expert]
-            own = part if slot in ("groups", "input_scale") else rows
-            found[name] = StoredPlace(tensor[own], source, form, matrix, self._neutral(slot, tensor.device))
+            tensor = self.tensor(slot)
+            if slot is not None:
+                tensor = tensor if expert is None else tensor[expert]
+                tensor = tensor[part if slot in ("groups", "input_scale") else rows]
+            found[name] = StoredPlace(tensor, source, form, matrix, self._neutral(slot, tensor.device))
         return found
 
-    def _neutral(self, slot: Slot, device: torch.device) -> Tensor | None:
+    def tensor(self, slot: Slot | None) -> Tensor:
+        """The tensor of the slot; an empty one for no slot."""
+        return self.tensors["codes"].new_empty(0) if slot is None else self.tensors[slot]
+
+    def _neutral(self, slot: Slot | None, device: torch.device) -> Tensor | None:
         """The numbers that make drawn weights' products as large as their inputs; None: codes are drawn."""
         size = self.inputs**-0.5 / _RMS[self.spec.code]
         match slot:
@@ -100,7 +112,7 @@ class Slots:
                 number = size
             case "zeros":
                 number = 8.0 if self.spec.code == "int4" else 0.0
-            case "input_scale":
+            case "input_scale" | None:
                 number = 1.0
         return torch.full((), number, device=device)
 
@@ -118,18 +130,26 @@ class Slots:
             input_scale=None if scale is None else scale.max(),
         )
         groups = tensors.get("groups")
-        return weight if groups is None else in_group_order(weight, groups)
+        return weight if groups is None else in_group_order(weight, groups, self.parts)
 
 
-def in_group_order(weight: QuantizedWeight, groups: Tensor) -> QuantizedWeight:
+def in_group_order(weight: QuantizedWeight, groups: Tensor, parts: Sequence[str]) -> QuantizedWeight:
     """The weight with its columns sorted by their groups. ``groups`` [projections, inputs]: the group of each
-    input, the same for all projections that are computed as one. ModelError for other groups."""
+    input, the same for all projections that are computed as one, whose names are ``parts``. ModelError for
+    other groups."""
     own, *others = groups.long()
-    if any(not torch.equal(own, other) for other in others):
-        raise ModelError("g_idx differs between projections that are computed as one; allowed: the same")
+    for name, other in zip(parts[1:], others, strict=True):
+        if not torch.equal(own, other):
+            raise ModelError(
+                f"tensor {name}.g_idx is not {parts[0]}.g_idx; allowed for projections that are computed as "
+                "one: the same groups"
+            )
     number = weight.scales.shape[-1]
     if own.min() < 0 or own.max() >= number or (own.bincount(minlength=number) != weight.group).any():
-        raise ModelError(f"g_idx: a group has not {weight.group} inputs; allowed: groups of that size")
+        raise ModelError(
+            f"tensor {parts[0]}.g_idx has a group of other than {weight.group} inputs; allowed: {number} groups "
+            "of that size"
+        )
     order = own.argsort(stable=True)
     if torch.equal(order, torch.arange(len(order), device=order.device)):
         return weight
@@ -144,9 +164,10 @@ def in_group_order(weight: QuantizedWeight, groups: Tensor) -> QuantizedWeight:
 class QuantizedWeights(LinearWeights):
     """Codes [outputs, inputs] with their scales, and a plain bias."""
 
-    def __init__(self, shape: LinearShape, spec: WeightSpec) -> None:
+    def __init__(self, shape: LinearShape, spec: WeightSpec, modules: Sequence[str] = ()) -> None:
+        """``modules``: the names of the projections, for errors; (): as the shape has them."""
         self.shape = shape
-        self.slots = Slots(spec, shape.num_rows, len(shape.inputs), len(shape.parts))
+        self.slots = Slots(spec, shape.num_rows, len(shape.inputs), modules or list(shape.parts))
         self.bias = empty_parameter(shape.num_rows, dtype=shape.dtype) if shape.bias else None
         self._weight: QuantizedWeight | None = None
 
@@ -193,10 +214,11 @@ class QuantizedExperts(ExpertsWeights):
 
     def __init__(self, shape: ExpertsShape, gate_up: WeightSpec, down: WeightSpec) -> None:
         super().__init__(shape)
-        experts, inner, halves = len(shape.experts), len(shape.inner), 1 + shape.gated
+        experts, inner = len(shape.experts), len(shape.inner)
+        halves = ("gate", "up") if shape.gated else ("up",)
         self.slots: dict[ExpertMatrix, Slots] = {
             "gate_up": Slots(gate_up, shape.gate_up_rows, shape.hidden, halves, experts),
-            "down": Slots(down, shape.hidden, inner, 1, experts),
+            "down": Slots(down, shape.hidden, inner, ("down",), experts),
         }
 
     @property
@@ -219,7 +241,7 @@ class QuantizedExperts(ExpertsWeights):
 
     def matrix_tensor(self, name: ExpertMatrix, kind: str) -> Tensor:
         slots = self.slots[name]
-        return slots.tensors[stored_weight(slots.spec)[kind].slot]
+        return slots.tensor(stored_weight(slots.spec)[kind].slot)
 
     def pack(self) -> ExpertsMultiplier:
         shape, biases = self.shape, (self.gate_up_bias, self.down_bias)

@@ -24,6 +24,10 @@ METHODS: Mapping[str, str] = MappingProxyType(
     {
         "fp8": "baton.models.methods.fp8:read",
         "compressed-tensors": "baton.models.methods.compressed:read",
+        "gptq": "baton.models.methods.gptq:read",
+        "awq": "baton.models.methods.awq:read",
+        "mxfp4": "baton.models.methods.mxfp4:read",
+        "modelopt": "baton.models.methods.modelopt:read",
     }
 )
 """The quant_method of a checkpoint's quantization_config -> module and attribute of the function that reads

@@ -98,7 +98,8 @@ def _numbers(rows: Index, device: torch.device) -> Tensor:
 class StoredTensor(NamedTuple):
     """A tensor of the checkpoint, and what it fills."""
 
-    slot: Slot
+    slot: Slot | None
+    """None: nothing; its form is ``Checked``."""
     form: TensorForm
 
 
@@ -202,3 +203,21 @@ class OneScale(ScaleForm):
 
     def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
         return finite(found.reshape(()))
+
+
+@dataclass(frozen=True)
+class Checked(TensorForm):
+    """Numbers that are checked like those of another form, and not kept."""
+
+    form: TensorForm
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return self.form.dtypes
+
+    def shape(self, matrix: MatrixShape) -> torch.Size:
+        return self.form.shape(matrix)
+
+    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+        self.form.read(found, rows, inputs)
+        return found.new_empty(0)

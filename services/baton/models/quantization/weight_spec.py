@@ -8,7 +8,7 @@ from typing import Literal
 
 from baton_kernels.code_formats import CodeFormat, Rounding
 
-ScaleType = Literal["float32", "fp8", "e8m0"]
+ScaleType = Literal["float32", "float16", "fp8", "e8m0"]
 """The type in which scales of groups are kept: fp8 is e4m3, and e8m0 are powers of two."""
 
 
