@@ -78,7 +78,7 @@ def test_experts_are_those_that_codes_stand_for(kind: str) -> None:
     torch.manual_seed(0)
     hidden, inner = {0: (72, 50), 128: (256, 128)}.get(KINDS[kind].group, (128, 64))
     gate_up, down = KINDS[kind].weight(3, 2 * inner, hidden), KINDS[kind].weight(3, hidden, inner)
-    for tokens, dtype, arch in ((1, torch.bfloat16, 80), (9, torch.float32, 90)):
+    for tokens, dtype, arch in ((1, torch.bfloat16, 80), (5, torch.float32, 90)):
         biases = (torch.randn(3, 2 * inner).to(dtype), torch.randn(3, hidden).to(dtype))
         tensors = QuantizedExperts(gate_up, down, *biases, CLAMPED, dtype)
         plain = ExpertTensors(gate_up.dequantized(), down.dequantized(), *biases, CLAMPED)
@@ -106,11 +106,10 @@ def test_plain_torch_multiplies_alike(kind: str) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["NVFP4", "int4 groups of 64, zeros, order"])
-def test_a_step_is_captured(kind: str) -> None:
+def test_a_step_is_captured() -> None:
     """Nothing is read back, and every address is the device's own: the fake device checks both."""
     torch.manual_seed(0)
-    weight, x = KINDS[kind].weight(32, 128), torch.randn(3, 128)
+    weight, x = KINDS["int4 groups of 64, zeros, order"].weight(32, 128), torch.randn(3, 128)
     with FakeCuda(kernels="interpreted"):
         there, rows = on(weight, "cuda"), x.to("cuda")
         warm_up(there, dtype=torch.float32, gated=True, activation=SILU)
