@@ -53,6 +53,7 @@ from baton_kernels.window import ChunkedWindow, Window
 from loadtest.mixtures import MIXTURES
 from tests.support.paged_steps import Case, lay_out, moved, sinks_of
 from tests.support.quantized_cases import KINDS as QUANTIZED
+from tests.support.quantized_cases import ROUNDED
 
 if TYPE_CHECKING:
     from loadtest.kernel_builds import Build
@@ -271,14 +272,16 @@ def quantized_expert_launches(dtype: str, model: str, kinds: Iterable[str]) -> I
 
         def quantized(weight: Tensor, kind: str) -> QuantizedWeight:
             few = QUANTIZED[kind].weight(1, *weight.shape[1:])
-            parts = {"codes": few.codes, "scales": few.scales, "zeros": few.zeros, "factors": few.factors}
+
+            def of_all(part: Tensor) -> Tensor:
+                return part.new_empty((len(weight), *part.shape[1:]))
+
             return replace(
                 few,
-                **{
-                    name: part.new_empty((len(weight), *part.shape[1:]))
-                    for name, part in parts.items()
-                    if part is not None
-                },
+                codes=of_all(few.codes),
+                scales=of_all(few.scales),
+                zeros=None if few.zeros is None else of_all(few.zeros),
+                factors=None if few.factors is None else of_all(few.factors),
             )
 
         biases = plain.gate_up_bias, plain.down_bias
@@ -325,6 +328,49 @@ def quantized_launches(dtype: str, kinds: Iterable[str], all_tokens: Sequence[in
         weight = QUANTIZED[kind].weight(outputs, inputs)
         name = f"{kind}, {tokens} rows"
         yield Launch(name, f"{outputs} x {inputs}", dtype, "-", partial(run, weight=weight, tokens=tokens))
+
+
+def rounded_launches(all_tokens: Sequence[int]) -> Iterator[Launch]:
+    """Yield the launches of products of rounded activations; where there are no units for fp8, of plain
+    ones with the same weights."""
+    from baton_kernels.cuda import products, quantized
+    from baton_kernels.cuda.shapes import Device
+    from baton_kernels.cuda.weight_tiles import FP8_ARCH
+    from baton_kernels.rounded_rows import RoundedRows, RowRounding, round_rows
+
+    for (name, kind), tokens in product(ROUNDED.items(), all_tokens):
+
+        def run(arch: int, weight: QuantizedWeight, tokens: int) -> Tensor:
+            plain = torch.zeros(tokens, weight.shape[1], dtype=torch.bfloat16)
+            rounding = RowRounding.of(weight)
+            x: Tensor | RoundedRows = plain
+            if arch >= FP8_ARCH and rounding is not None:
+                x = round_rows(plain, rounding)
+            return quantized.multiply(x, weight, products.Finish(), torch.float32, Device(132, arch))
+
+        launch = partial(run, weight=kind.weight(4096, 4608), tokens=tokens)
+        yield Launch(f"{name}, {tokens} rows", "4096 x 4608", "float32", "-", launch)
+
+
+def rounding_launches(dtype: str) -> Iterator[Launch]:
+    """Yield the launches that round activations: of rows, norms and gates."""
+    from baton_kernels.cuda import rounding, rows
+    from baton_kernels.rounded_rows import RowRounding
+
+    wide = torch.zeros(2, 2 * 14336, dtype=DTYPES[dtype])
+    hidden, residual = wide[:, :4096].contiguous(), torch.zeros(2, 4096)
+    norm = Norm(hidden[0], 1e-5)
+    of_groups, of_ints = RowRounding("fp8", 128), RowRounding("int8")
+    for name, how in {"fp8 rows": RowRounding("fp8"), "fp8 groups": of_groups, "int8 rows": of_ints}.items():
+        named: dict[str, Callable[[], object]] = {
+            "round": partial(rounding.round_rows, hidden, how),
+            "add, RMS norm, round": partial(
+                rows.add_norm_rounded, hidden, residual, norm, DTYPES[dtype], how
+            ),
+            "SiLU, mul, round": partial(rows.gated_product_rounded, wide, SILU, how),
+        }
+        for kernel, launch in named.items():
+            yield Launch(kernel, "-", dtype, name, anywhere(launch))
 
 
 @dataclass(frozen=True)
@@ -466,6 +512,7 @@ def everything() -> list[Launch]:
     found += quantized_expert_launches("bfloat16", "Qwen3-30B-A3B", EXPERT_KINDS)
     found += quantized_launches("bfloat16", QUANTIZED, (16, 32, 64, 128))
     found += quantized_launches("float32", ["int4 groups of 64, zeros, order", "NVFP4"], (16, 64, 128))
+    found += [*rounded_launches((16, 32, 64, 128)), *rounding_launches("bfloat16")]
     found += latent_launches("bfloat16", list(LATENTS), list(LATENT_STEPS))
     found += latent_launches("float32", ["DeepSeek-V3", "MiniCPM3"], list(LATENT_STEPS))
     return found

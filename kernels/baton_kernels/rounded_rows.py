@@ -77,7 +77,7 @@ class RoundedRows:
 
 def round_rows(x: Tensor, rounding: RowRounding) -> RoundedRows:
     """x [T, inputs] rounded by plain torch."""
-    grouped = x.float().unflatten(1, (rounding.groups(x.shape[1]), -1))
+    grouped = x.float().reshape(len(x), rounding.groups(x.shape[1]), -1)
     largest = LARGEST[rounding.type]
     if rounding.scale is None:
         peak = grouped.abs().amax(-1)

@@ -16,6 +16,7 @@ from baton_kernels.activation_kind import Activation
 from baton_kernels.cpu import rows as cpu_rows
 from baton_kernels.norm import Norm
 from baton_kernels.rotary import WholeNorm
+from baton_kernels.rounded_rows import RoundedRows, RowRounding, round_rows
 
 
 def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -60,6 +61,33 @@ def add_norm(
         added = x if post is None else post.of(x)
         residual += added if factor == 1 else added.float() * factor
     return residual.to(dtype, copy=True) if norm is None else norm.of(residual).to(dtype)
+
+
+def add_norm_rounded(
+    x: Tensor | None,
+    residual: Tensor,
+    norm: Norm | None,
+    dtype: torch.dtype,
+    rounding: RowRounding,
+    *,
+    post: Norm | None = None,
+    factor: float = 1.0,
+) -> RoundedRows:
+    """Does what :func:`add_norm` does, and rounds the result."""
+    if residual.device.type == "cuda":
+        from baton_kernels.cuda import rows
+
+        return rows.add_norm_rounded(x, residual, norm, dtype, rounding, post=post, factor=factor)
+    return round_rows(add_norm(x, residual, norm, dtype, post=post, factor=factor), rounding)
+
+
+def gated_product_rounded(gate_up: Tensor, activation: Activation, rounding: RowRounding) -> RoundedRows:
+    """Does what :func:`gated_product` does, and rounds the result."""
+    if gate_up.device.type == "cuda":
+        from baton_kernels.cuda import rows
+
+        return rows.gated_product_rounded(gate_up, activation, rounding)
+    return round_rows(gated_product(gate_up, activation), rounding)
 
 
 def squares_of_heads(qkv: Tensor, norm: WholeNorm) -> Tensor:

@@ -16,7 +16,7 @@ from baton.models.experts import Experts
 from baton.models.latent_attention import LatentAttention
 from baton.models.layers import Linear
 from baton.models.loader import fill, load_model, scheme_of, weight_files
-from baton.models.quantization.quantized import QuantizedExperts
+from baton.models.quantization.quantized import QuantizedExpertTensors
 from baton.parallel.collectives import Parallel
 from baton.process.options import ModelError
 from tests.support.laid_out import LaidOut
@@ -61,9 +61,9 @@ def weights_of(model: Decoder) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.up", module._up_weights.plain()
         if isinstance(module, Experts) and module.weights is not None:
             for matrix, parameter in module.weights.matrices.items():
-                if not isinstance(module.weights, QuantizedExperts):
+                if not isinstance(module.weights, QuantizedExpertTensors):
                     yield f"{name}.{matrix}", parameter
-            if isinstance(module.weights, QuantizedExperts):
+            if isinstance(module.weights, QuantizedExpertTensors):
                 for matrix, slots in module.weights.slots.items():
                     yield f"{name}.{matrix}", slots.weight().dequantized()
 

@@ -76,6 +76,12 @@ KINDS = {
     "MXFP4": QuantizedKind("fp4", 32, torch.float8_e8m0fnu),
     "NVFP4": QuantizedKind("fp4", 16, torch.float8_e4m3fn, factors=True),
 }
+ROUNDED: dict[Rounding, QuantizedKind] = {
+    "fp8-row": QuantizedKind("fp8", factors=True, rounding="fp8-row"),
+    "fp8-tensor": QuantizedKind("fp8", rounding="fp8-tensor"),
+    "fp8-group": QuantizedKind("fp8", 128, rounding="fp8-group"),
+    "int8-row": QuantizedKind("int8", rounding="int8-row"),
+}
 
 
 def on(weight: QuantizedWeight, device: str) -> QuantizedWeight:

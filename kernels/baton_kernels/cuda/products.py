@@ -148,7 +148,7 @@ def check_operands(x: Tensor, inputs: int, finish: Finish) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ProductTarget:
     """Memory for a product and for what follows it."""
 
     tokens: int
@@ -171,7 +171,7 @@ class Target:
         device: torch.device,
         parts: int,
         rows: int,
-    ) -> Target:
+    ) -> ProductTarget:
         """``rows``: those of a tile."""
         if rows <= MOST_FEW:
             product = torch.empty((parts, tokens, outputs), dtype=torch.float32, device=device)

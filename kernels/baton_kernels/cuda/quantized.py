@@ -13,7 +13,7 @@ from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.products import (
     TILES_OF_A_GROUP,
     Finish,
-    Target,
+    ProductTarget,
     check_operands,
     row_stride,
     store_product,
@@ -115,7 +115,7 @@ def _multiply_plain(
     shape = ProductShape(outputs, inputs, operand.group, x.dtype, device)
     rows = shape.rows(len(x))
     tiling, span = shape.tiling(rows), shape.span(rows)
-    target = Target.of(len(x), outputs, finish, out_dtype, x.device, -(-inputs // span), rows)
+    target = ProductTarget.of(len(x), outputs, finish, out_dtype, x.device, -(-inputs // span), rows)
     if len(x):
         _multiply[target.grid(tiling)](
             x,

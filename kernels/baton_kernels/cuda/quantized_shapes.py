@@ -8,7 +8,7 @@ import torch
 
 from baton_kernels.cuda.shapes import MIN_ARCH, MIN_ROWS, Device, next_power_of_two
 from baton_kernels.cuda.tuned import Tiling
-from baton_kernels.cuda.weight_tiles import fitting_depth
+from baton_kernels.cuda.weight_tiles import WHOLE_ROW, fitting_depth
 
 MOST_FEW = 64
 """Most rows that are multiplied in parts of the inputs, so that all processors read weights."""
@@ -58,7 +58,9 @@ class ProductShape:
             return Tiling(rows, 64, warps=8, stages=2)
         if rows <= MOST_FEW:
             return Tiling(rows, 64, warps=4, stages=4)
-        return Tiling(rows, 128, warps=8, stages=4 if self.device.arch >= 90 else 3)
+        # Sums of groups of rounded inputs stand in registers beside the sums of all.
+        in_parts = self.dtype.itemsize == 1 and self.group != WHOLE_ROW
+        return Tiling(rows, 64 if in_parts else 128, warps=8, stages=4 if self.device.arch >= 90 else 3)
 
     def depth(self, rows: int) -> int:
         """Inputs of a tile: whole groups, or a part of one that divides it."""

@@ -16,7 +16,7 @@ from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.products import (
     TILES_OF_A_GROUP,
     Finish,
-    Target,
+    ProductTarget,
     check_operands,
     row_stride,
     store_product,
@@ -130,7 +130,7 @@ def multiply(
             raise ValueError(f"groups of {name} are of {group}; allowed: multiples of {LEAST_DEPTH}")
     codes, scales, _, factors = operand.tensors
     tokens = len(x.codes)
-    target = Target.of(tokens, outputs, finish, out_dtype, codes.device, -(-inputs // span), rows)
+    target = ProductTarget.of(tokens, outputs, finish, out_dtype, codes.device, -(-inputs // span), rows)
     constants = {name: value for name, value in operand.constants.items() if name != "HAS_ZEROS"}
     if tokens:
         _multiply_rounded[target.grid(tiling)](

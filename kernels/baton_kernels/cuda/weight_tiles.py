@@ -173,7 +173,7 @@ def _with_scales(
 
 @triton.jit
 def groups_of(rows: tl.tensor, INPUTS: tl.constexpr, GROUP: tl.constexpr) -> tl.tensor:
-    """Where the groups of rows with the numbers ``rows`` begin."""
+    """The first group of each of the rows with the numbers ``rows``."""
     return rows * (INPUTS // GROUP if GROUP else 1)
 
 
@@ -203,7 +203,7 @@ class WeightOperand:
     tensors: tuple[Tensor, Tensor, Tensor, Tensor]
     """Codes (or plain weights), scales, zero points and row factors, or what stands in their places."""
     strides: tuple[int, int]
-    """From expert to expert and from row to row, in elements of the first of ``tensors``."""
+    """The distances from expert to expert and from row to row, in elements of the first of ``tensors``."""
     format: str
     group: int
     scale: ScaleKind

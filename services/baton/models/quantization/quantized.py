@@ -30,7 +30,11 @@ from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.expert_tensors import QuantizedExpertTensors
 from baton_kernels.quantized import QuantizedWeight, halves, joined
-from baton_kernels.quantized_linear import multiply_quantized, multiply_quantized_experts, warm_up
+from baton_kernels.quantized_linear import (
+    multiply_quantized,
+    multiply_quantized_experts,
+    warm_up_experts,
+)
 
 CODE_TYPES: Mapping[CodeFormat, torch.dtype] = MappingProxyType(
     {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8, "fp4": torch.uint8}
@@ -256,7 +260,7 @@ class QuantizedExperts(ExpertsWeights):
         return multiply_quantized_experts(x, experts, weights, self._tensors, weighs_input)
 
     def warm_up(self, top_k: int, weighs_input: bool) -> None:
-        warm_up(self._tensors, top_k, weighs_input)
+        warm_up_experts(self._tensors, top_k, weighs_input)
 
     @property
     def _tensors(self) -> QuantizedExpertTensors:
