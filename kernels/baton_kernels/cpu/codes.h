@@ -145,36 +145,42 @@ inline float one_of(int format) {
     return one;
 }
 
-// Codes of a panel. They lie in streams of vectors of 32-bit lanes, each of which has two inputs of as many columns as
-// fit, LANES apart: those of the even input in its lower half, the first column's in the lowest bits.
-template <class F> struct Streams {
-    static constexpr int TOGETHER = 16 / F::BITS;  // vectors of columns in a stream
-    static constexpr int STEP = 4 * LANES;         // bytes of a stream for two inputs
-    static int64_t stream_bytes(int64_t inputs) { return inputs / 2 * STEP; }
-    static int64_t bytes(int64_t inputs) { return VECS / TOGETHER * stream_bytes(inputs); }
+// Codes of a panel: two inputs after two inputs, in vectors of 32-bit lanes. A lane has the two inputs of as many
+// columns as fit, LANES apart: those of the even input in its lower half, the first column's in the lowest bits.
+template <class F> struct Lanes {
+    static constexpr int TOGETHER = 16 / F::BITS;  // columns in a lane
+    static constexpr int PAIR = PANEL * F::BITS / 4;  // bytes of two inputs
+    static int64_t at(int64_t pair, int j) { return pair * PAIR + j / TOGETHER * 4 * LANES; }
 };
 
-// A panel of codes as a tile reads it, for x of T.
-template <class F, class T> struct Codes : Streams<F> {
-    using Streams<F>::TOGETHER;
-    using Streams<F>::STEP;
-    const uint8_t* panel;
-    int64_t apart;  // from a stream to the next
+// The codes of the slice that comes next, prefetched evenly while a tile goes over all vectors of this one.
+template <class F, class T> struct NextSlice {
+    const uint8_t* next;
+    int64_t steps;  // of this slice
+    template <int V> void ahead(int64_t s, int first) const {
+        __builtin_prefetch(next + (first * steps + s * V) * (PER_WORD<T> * Lanes<F>::PAIR / 2) / VECS);
+    }
+};
 
-    Codes(const uint8_t* panel, int64_t apart) : panel(panel), apart(apart) {}
-    const uint8_t* at(int64_t s, int j) const { return panel + j / TOGETHER * apart + s * PER_WORD<T> / 2 * STEP; }
-    vi operator()(int64_t s, int j) const {
+// A slice of a panel of codes as a tile reads it, for x of T.
+template <class F, class T> struct Codes : NextSlice<F, T> {
+    using L = Lanes<F>;
+    const uint8_t* codes;
+
+    const uint8_t* at(int64_t s, int j) const { return codes + L::at(s * PER_WORD<T> / 2, j); }
+    template <int V> vi word(int64_t s, int first, int j) const {
         vi lanes;
-        std::memcpy(&lanes, at(s, j), sizeof lanes);
-        const int q = j % TOGETHER;
+        std::memcpy(&lanes, at(s, first + j), sizeof lanes);
+        const int q = (V % L::TOGETHER ? first + j : j) % L::TOGETHER;
         if constexpr (PER_WORD<T> == 2) return F::word(lanes, q);
         else return (vi)F::number(lanes, int(s & 1) * 16 + F::BITS * q);
     }
-    void ahead(int64_t s, int j) const {
-        if (j % TOGETHER == 0) __builtin_prefetch(at(s, j) + BYTES_AHEAD / 2);
+    // A tile of all vectors needs the codes as fast as they come: it prefetches those it takes soon.
+    template <int V> void ahead(int64_t s, int first) const {
+        if constexpr (V < VECS) return NextSlice<F, T>::template ahead<V>(s, first);
+#pragma GCC unroll 4
+        for (int j = 0; j < V; j += L::TOGETHER) __builtin_prefetch(at(s, j) + BYTES_AHEAD);
     }
-    // The same from an even step on.
-    Codes from(int64_t step) const { return {at(step, 0), apart}; }
 };
 
 typedef uint8_t vb __attribute__((vector_size(LANES)));
