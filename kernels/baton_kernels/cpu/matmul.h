@@ -18,8 +18,10 @@ struct Words {
     const int32_t* panel;
     int64_t steps;  // steps of the packed panel
     const int32_t* at(int64_t s, int j) const { return panel + place(j * LANES, s, steps); }
-    template <int V> vi word(int64_t s, int first, int j) const { return load(at(s, first + j)); }
-    template <int V> void ahead(int64_t s, int first) const {
+    template <int V> [[gnu::always_inline]] vi word(int64_t s, int first, int j) const {
+        return load(at(s, first + j));
+    }
+    template <int V> [[gnu::always_inline]] void ahead(int64_t s, int first) const {
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j)
             if (j * LANES % LINE == 0) __builtin_prefetch(at(s, first + j) + BYTES_AHEAD / 4);
@@ -29,7 +31,7 @@ struct Words {
 // Codes whose words are kept, as a slice of a panel, for the rows that follow.
 template <class F, class T> struct Kept : Codes<F, T> {
     int32_t* slice;
-    template <int V> vi word(int64_t s, int first, int j) const {
+    template <int V> [[gnu::always_inline]] vi word(int64_t s, int first, int j) const {
         const vi made = Codes<F, T>::template word<V>(s, first, j);
         store(slice + place((first + j) * LANES, s, MOST_STEPS), made);
         return made;
@@ -39,7 +41,9 @@ template <class F, class T> struct Kept : Codes<F, T> {
 // A slice of kept words; ``ahead`` prefetches the codes of the next.
 template <class F, class T> struct Slice : Words {
     NextSlice<F, T> codes;
-    template <int V> void ahead(int64_t s, int first) const { codes.template ahead<V>(s, first); }
+    template <int V> [[gnu::always_inline]] void ahead(int64_t s, int first) const {
+        codes.template ahead<V>(s, first);
+    }
 };
 
 // Words that are cached since the first rows were multiplied; ``ahead`` prefetches others, ``lines`` cache lines a
@@ -47,7 +51,7 @@ template <class F, class T> struct Slice : Words {
 struct Cached : Words {
     const int32_t* others;
     int lines;
-    template <int V> void ahead(int64_t s, int first) const {
+    template <int V> [[gnu::always_inline]] void ahead(int64_t s, int first) const {
 #pragma GCC unroll 4
         for (int j = first; j < first + V; ++j) {
             const int line = j * LANES / LINE;
@@ -59,7 +63,8 @@ struct Cached : Words {
 // acc[r] += row r of a (its words lie lda apart from the next row's) times V vectors of a panel from the first, in the
 // steps between two.
 template <class T, int R, int V, class B>
-inline void tile(const int32_t* a, int64_t lda, const B& b, int first, int64_t start, int64_t end, vf (&acc)[R][V]) {
+[[gnu::always_inline]] inline void tile(const int32_t* a, int64_t lda, const B& b, int first, int64_t start,
+                                        int64_t end, vf (&acc)[R][V]) {
     for (int64_t s = start; s < end; ++s) {
         vi column[V];
         b.template ahead<V>(s, first);
@@ -123,7 +128,8 @@ inline void tile_of_floats(const int32_t* a, int64_t lda, const B& b, int first,
 #endif
 
 template <class T, int R, int V, class B>
-inline void add_steps(const int32_t* a, int64_t lda, const B& b, int first, int64_t start, int64_t end, vf (&acc)[R][V]) {
+[[gnu::always_inline]] inline void add_steps(const int32_t* a, int64_t lda, const B& b, int first, int64_t start,
+                                             int64_t end, vf (&acc)[R][V]) {
 #if defined(BF16_AS_FLOATS)
     if constexpr (std::is_same_v<T, bf16>) return tile_of_floats<R, V>(a, lda, b, first, start, end, acc);
 #endif
@@ -217,17 +223,15 @@ struct Groups {
     }
 };
 
-// Vectors at a time of R rows, so that the sums of a group and of all before it fit into the registers. Of more rows
-// than that, the latter are in memory.
+// Whether the sums of a group and those of all groups before it fit into the registers, for so many rows and vectors.
 constexpr bool fit_registers(int rows, int vectors) { return (2 * rows + 1) * vectors + 2 <= REGISTERS; }
-constexpr int group_vectors(int rows) {
-    return rows <= TILE_ROWS && fit_registers(rows, TILE_VECS) ? TILE_VECS : TILE_VECS / 2;
-}
+constexpr int LONG_GROUP = 64;  // steps from which on it is better to multiply more vectors than to have both there
 
-// sums [R, 64] += R rows of a times a slice of codes, the products of each group added up by themselves.
-template <class T, int R, class B>
-inline void add_groups(const int32_t* a, int64_t lda, const B& b, const Groups& g, int64_t row, float* sums) {
-    constexpr int V = group_vectors(R);
+// sums [R, 64] += R rows of a times a slice of codes, V vectors at a time, the products of each group added up by
+// themselves. A function of its own, whatever calls it: all of its registers are then for the sums.
+template <class T, int R, int V, class B>
+[[gnu::noinline]] void add_groups(const int32_t* a, int64_t lda, const B& b, const Groups& g, int64_t row,
+                                  float* sums) {
     constexpr bool KEPT = fit_registers(R, V);
 #pragma GCC unroll 2
     for (int j = 0; j < VECS; j += V) {
@@ -243,7 +247,9 @@ inline void add_groups(const int32_t* a, int64_t lda, const B& b, const Groups& 
             const float *scales = g.scales + k * PANEL + j * LANES, *zeros = g.zeros + k * PANEL + j * LANES;
             vf acc[R][V] = {};
             if (g.of_x)
-                each([&](int r, int i, float*) { acc[r][i] = load(zeros + i * LANES) * g.of_x[(row + r) * g.stride + k]; });
+                each([&](int r, int i, float*) {
+                    acc[r][i] = load(zeros + i * LANES) * g.of_x[(row + r) * g.stride + k];
+                });
             add_steps<T, R, V>(a, lda, b, j, k * g.size, std::min(g.steps, (k + 1) * g.size), acc);
             each([&](int r, int i, float* to) {
                 if (KEPT) total[r][i] += acc[r][i] * load(scales + i * LANES);
@@ -254,28 +260,36 @@ inline void add_groups(const int32_t* a, int64_t lda, const B& b, const Groups& 
     }
 }
 
+template <class T, int R, class B>
+inline void add_tile(const int32_t* a, int64_t lda, const B& b, const Groups& g, int64_t row, float* sums) {
+    // Of many rows half as many vectors at a time, so that no word is made twice.
+    if constexpr (R > TILE_ROWS) return add_groups<T, R, TILE_VECS / 2>(a, lda, b, g, row, sums);
+    if constexpr (!fit_registers(R, TILE_VECS))
+        if (g.size < LONG_GROUP) return add_groups<T, R, TILE_VECS / 2>(a, lda, b, g, row, sums);
+    if constexpr (R <= TILE_ROWS) add_groups<T, R, TILE_VECS>(a, lda, b, g, row, sums);
+}
+
 // The same for as many rows as a tile may have, from ``row`` on.
 template <class T, class B>
 inline void add_rows(int rows, const int32_t* a, int64_t lda, const B& b, const Groups& g, int64_t row, float* sums) {
     switch (rows) {
-        case 1: return add_groups<T, 1>(a, lda, b, g, row, sums);
-        case 2: return add_groups<T, 2>(a, lda, b, g, row, sums);
-        case 3: return add_groups<T, 3>(a, lda, b, g, row, sums);
-        case 4: return add_groups<T, 4>(a, lda, b, g, row, sums);
-        case 5: return add_groups<T, 5>(a, lda, b, g, row, sums);
-        case 6: return add_groups<T, 6>(a, lda, b, g, row, sums);
+        case 1: return add_tile<T, 1>(a, lda, b, g, row, sums);
+        case 2: return add_tile<T, 2>(a, lda, b, g, row, sums);
+        case 3: return add_tile<T, 3>(a, lda, b, g, row, sums);
+        case 4: return add_tile<T, 4>(a, lda, b, g, row, sums);
+        case 5: return add_tile<T, 5>(a, lda, b, g, row, sums);
+        case 6: return add_tile<T, 6>(a, lda, b, g, row, sums);
     }
 }
-// Of more rows, so that no word is made twice.
 template <class T, class B>
 inline void add_wide_rows(int rows, const int32_t* a, int64_t lda, const B& b, const Groups& g, float* sums) {
     switch (rows) {
-        case 7: return add_groups<T, 7>(a, lda, b, g, 0, sums);
-        case 8: return add_groups<T, 8>(a, lda, b, g, 0, sums);
-        case 9: return add_groups<T, 9>(a, lda, b, g, 0, sums);
-        case 10: return add_groups<T, 10>(a, lda, b, g, 0, sums);
-        case 11: return add_groups<T, 11>(a, lda, b, g, 0, sums);
-        case 12: return add_groups<T, 12>(a, lda, b, g, 0, sums);
+        case 7: return add_tile<T, 7>(a, lda, b, g, 0, sums);
+        case 8: return add_tile<T, 8>(a, lda, b, g, 0, sums);
+        case 9: return add_tile<T, 9>(a, lda, b, g, 0, sums);
+        case 10: return add_tile<T, 10>(a, lda, b, g, 0, sums);
+        case 11: return add_tile<T, 11>(a, lda, b, g, 0, sums);
+        case 12: return add_tile<T, 12>(a, lda, b, g, 0, sums);
     }
     add_rows<T>(rows, a, lda, b, g, 0, sums);
 }
@@ -378,7 +392,8 @@ template <class T> struct Prepared {
     std::unique_ptr<float[]> sums;
     Rows<T> rows;
 
-    Prepared(const Matrix& m, int64_t inputs, const T* x, int64_t number, int threads) : rows{x, nullptr, inputs, number} {
+    Prepared(const Matrix& m, int64_t inputs, const T* x, int64_t number, int threads)
+        : rows{x, nullptr, inputs, number} {
         const int64_t groups = summed_groups(m, inputs);
         if (!m.order && !groups) return;
         if (m.order) ordered.reset(new T[number * inputs]), rows.x = ordered.get();
