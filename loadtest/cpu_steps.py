@@ -33,10 +33,10 @@ from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
 from baton.engine.sequence import Sequence
 from baton.models.config import ModelConfig
-from baton.models.layers import Linear
 from baton.models.quantization.registry import SCHEMES
 from baton_kernels.cpu.layers import NativeStep
 from baton_kernels.cpu.library import Native, native
+from baton_kernels.cpu.linear import PackedWeight
 from loadtest.cpu_kernels import read_bandwidth
 from loadtest.shapes import SHAPES, save_random
 
@@ -133,8 +133,8 @@ def weight_bytes(engine: Engine) -> int:
     assert isinstance(engine.runner, ModelRunner)
     model = engine.runner.model
     assert isinstance(model, nn.Module)
-    packed = (layer.packed for layer in model.modules() if isinstance(layer, Linear))
-    return sum(weight.nbytes for weight in packed if weight is not None)
+    held = (value for module in model.modules() for value in vars(module).values())
+    return sum(value.nbytes for value in held if isinstance(value, PackedWeight))
 
 
 def measure(name: str, path: Path, chosen: argparse.Namespace, bandwidth: float) -> Table:
