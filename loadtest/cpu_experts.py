@@ -1,6 +1,6 @@
 """The CPU's kernels of experts against what bounds them, and against an MLP of the size of those chosen.
 
-    python -m loadtest.cpu_experts [--threads N] [--dtype float32] [--int8]
+    python -m loadtest.cpu_experts [--threads N] [--dtype float32] [--form int8]
 
 Few tokens are bound by reading the chosen experts' weights once, which lie in memory larger than the caches;
 many by the multiplications, like the dense MLP, which has the inner rows of the experts of one token and so
@@ -23,10 +23,10 @@ from baton.engine.device import has_bfloat16
 from baton_kernels.activation import SILU
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.int8 import quantize
 from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.routing import route
 from baton_kernels.routing_rule import Routing
+from loadtest.code_weights import FORMS, Form
 from loadtest.cpu_kernels import BEYOND_CACHES, read_bandwidth, timed
 
 SHAPES = ((8, 768, 256, 2), (128, 1024, 384, 8))
@@ -38,25 +38,25 @@ ROUNDS = 32
 
 
 def packed_experts(
-    experts: int, hidden: int, inner: int, dtype: torch.dtype, int8: bool
+    experts: int, hidden: int, inner: int, dtype: torch.dtype, form: Form | None
 ) -> list[PackedExperts]:
     """Return layers of experts that together are larger than the caches."""
     count = max(1, BEYOND_CACHES // (3 * experts * hidden * inner * dtype.itemsize))
     made = []
     for _ in range(count):
         shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
-        gate_up, down = (_weight(shape, dtype, int8) for shape in shapes)
+        gate_up, down = (_weight(shape, dtype, form) for shape in shapes)
         made.append(PackedExperts.of(gate_up, down, activation=SILU, dtype=dtype))
     return [each for each in made if each is not None]
 
 
 def packed_mlps(
-    hidden: int, inner: int, dtype: torch.dtype, int8: bool
+    hidden: int, inner: int, dtype: torch.dtype, form: Form | None
 ) -> list[tuple[PackedWeight, PackedWeight]]:
     """Return MLPs that together are larger than the caches."""
     made = []
     for _ in range(max(1, BEYOND_CACHES // (3 * hidden * inner * dtype.itemsize))):
-        both, last = (_weight((1, *shape), dtype, int8) for shape in ((2 * inner, hidden), (hidden, inner)))
+        both, last = (_weight((1, *shape), dtype, form) for shape in ((2 * inner, hidden), (hidden, inner)))
         gate_up = PackedWeight.of(_first(both), gated=True, dtype=dtype)
         down = PackedWeight.of(_first(last), dtype=dtype)
         if gate_up is not None and down is not None:
@@ -64,9 +64,8 @@ def packed_mlps(
     return made
 
 
-def _weight(shape: tuple[int, ...], dtype: torch.dtype, int8: bool) -> Tensor | QuantizedWeight:
-    weight = torch.randn(shape) * 0.05
-    return quantize(weight) if int8 else weight.to(dtype)
+def _weight(shape: tuple[int, ...], dtype: torch.dtype, form: Form | None) -> Tensor | QuantizedWeight:
+    return (torch.randn(shape) * 0.05).to(dtype) if form is None else form.random(*shape)
 
 
 def _first(weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
@@ -74,14 +73,16 @@ def _first(weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
 
 
 def rows_of(
-    sizes: tuple[int, int, int, int], dtype: torch.dtype, int8: bool, bandwidth: float
+    sizes: tuple[int, int, int, int], dtype: torch.dtype, form: Form | None, bandwidth: float
 ) -> list[list[str]]:
     """Return a row of the table for each number of ``TOKENS``. ``bandwidth``: of reading memory, in
     bytes/s."""
     experts, hidden, inner, top_k = sizes
     routing = Routing(top_k, renormalize=True)
-    ours = cycle(packed_experts(experts, hidden, inner, dtype, int8))
-    dense = cycle(packed_mlps(hidden, top_k * inner, dtype, int8))
+    ours = cycle(packed_experts(experts, hidden, inner, dtype, form))
+    dense = cycle(packed_mlps(hidden, top_k * inner, dtype, form))
+    one = _weight((64, hidden), dtype, form)
+    bytes_of_one = one.nbytes / (64 * hidden)
     rows = []
     for tokens in TOKENS:
         x = torch.randn(tokens, hidden).to(dtype)
@@ -100,7 +101,7 @@ def rows_of(
         ]
         mixed, whole, routed = timed(calls, ROUNDS)
         mean = sum(touched) / len(touched)
-        read = mean * 3 * hidden * inner * (1 if int8 else dtype.itemsize)
+        read = mean * 3 * hidden * inner * bytes_of_one
         rows.append(
             [
                 f"{experts} of {hidden} x {inner}, {top_k}",
@@ -123,20 +124,22 @@ def main() -> None:
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16" if has_bfloat16() else "float32"
     )
-    parser.add_argument("--int8", action="store_true", help="weights as int8")
+    parser.add_argument("--form", choices=FORMS, help="of the weights; default: those of the type")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     console = Console(width=120)
     bandwidth = read_bandwidth()
     console.print(f"memory read: {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
     dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[chosen.dtype]
-    table = Table(title=f"experts, {chosen.dtype}{', int8' if chosen.int8 else ''}", title_justify="left")
+    table = Table(
+        title=f"experts, {chosen.dtype}{f', {chosen.form}' if chosen.form else ''}", title_justify="left"
+    )
     columns = ("experts, of a token", "tokens", "touched", "us", "to read, us", "GB/s", "GFLOP/s")
     for column in (*columns, "dense us", "route us"):
         table.add_column(column, justify="right")
     with torch.inference_mode():
         for sizes in SHAPES:
-            for row in rows_of(sizes, dtype, chosen.int8, bandwidth):
+            for row in rows_of(sizes, dtype, FORMS.get(chosen.form), bandwidth):
                 table.add_row(*row)
     console.print(table)
 

@@ -1,13 +1,13 @@
 """The CPU's kernels against what bounds them, and against the library's.
 
-    python -m loadtest.cpu_kernels [--threads N] [--block-sizes 16,64] [--dtype float32]
+    python -m loadtest.cpu_kernels [--threads N] [--block-sizes 16,64] [--dtype float32] [--forms fp8,int4]
 
 In bfloat16, or float32 where oneDNN (torch's library) has no instructions for it. Matmul: weights packed,
 against oneDNN's with weights packed for that number of rows, in turns; few rows are bound by reading the
-weight once, many by the multiplications. The same with int8 weights, counted in their own bytes. Decode
-attention: pages lie anywhere in the pool; bytes of K and V read over time. Prefill attention: a chunk behind
-its context, against torch's of contiguous K and V. Weights and pools are larger than the caches, but for
-prefill's. Medians.
+weight once, many by the multiplications. The same with quantized weights of the forms of
+loadtest.code_weights. Decode attention: pages lie anywhere in the pool; bytes of K and V read over time.
+Prefill attention: a chunk behind its context, against torch's of contiguous K and V. Weights and pools are
+larger than the caches, but for prefill's. Medians.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from baton.engine.device import has_bfloat16
 from baton_kernels.attention import AttentionPlan, new_pool, paged_attention
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.int8 import quantize
 from baton_kernels.paged import Chunk, PagedBatch
+from loadtest.code_weights import FORMS, Form
 
 BEYOND_CACHES = 300 << 20
 SHAPES = ((768, 2304), (768, 4096), (2048, 768), (896, 9728), (4864, 896), (896, 151_936))
@@ -73,26 +73,39 @@ class Matmul:
 
     rows: int
     ours: float
-    int8: float
-    """The time of our kernel with int8 weights."""
     library: float
+    quantized: Sequence[float]
+    """The times of our kernel with quantized weights."""
 
 
-def matmuls(inputs: int, outputs: int, dtype: torch.dtype) -> Iterator[Matmul]:
+def matmuls(inputs: int, outputs: int, dtype: torch.dtype, forms: Sequence[Form]) -> Iterator[Matmul]:
     """Yield the times for each number of ``ROWS``."""
     count = max(1, BEYOND_CACHES // (inputs * outputs * dtype.itemsize))
     weights = [torch.randn(outputs, inputs).to(dtype) for _ in range(count)]
     ours = cycle(_there(PackedWeight.of(weight) for weight in weights))
-    int8 = cycle(_there(PackedWeight.of(quantize(weight), dtype=dtype) for weight in weights))
+    in_forms = [cycle(packed(form, outputs, inputs, dtype)) for form in forms]
     for rows in ROWS:
         x = torch.randn(rows, inputs).to(dtype)
         theirs = cycle([torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights])
         calls: list[Callable[[], Tensor]] = [
-            lambda: next(ours).multiply(x),  # noqa: B023 - called before x changes
-            lambda: next(int8).multiply(x),  # noqa: B023
-            lambda: torch.ops.mkldnn._linear_pointwise(x, next(theirs), None, "none", [], ""),  # noqa: B023
+            times(ours, x),
+            lambda: torch.ops.mkldnn._linear_pointwise(x, next(theirs), None, "none", [], ""),  # noqa: B023 - called before x changes
         ]
-        yield Matmul(rows, *timed(calls, max(7, count)))
+        calls += [times(weights, x) for weights in in_forms]
+        own, library, *quantized = timed(calls, max(7, count))
+        yield Matmul(rows, own, library, quantized)
+
+
+def times(weights: Iterator[PackedWeight], x: Tensor) -> Callable[[], Tensor]:
+    """Return a call that multiplies x with the next of the weights."""
+    return lambda: next(weights).multiply(x)
+
+
+def packed(form: Form, outputs: int, inputs: int, dtype: torch.dtype) -> list[PackedWeight]:
+    """Return weights of this form that together are larger than the caches."""
+    first = form.random(outputs, inputs)
+    weights = (form.random(outputs, inputs) for _ in range(BEYOND_CACHES // first.nbytes))
+    return _there(PackedWeight.of(weight, dtype=dtype) for weight in (first, *weights))
 
 
 def _there(weights: Iterable[PackedWeight | None]) -> list[PackedWeight]:
@@ -161,6 +174,7 @@ def prefill(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--forms", default="int8,fp8,int4", help=f"any of {', '.join(FORMS)}")
     parser.add_argument("--block-sizes", default="16,64", help="of KV blocks, in tokens")
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16" if has_bfloat16() else "float32"
@@ -173,11 +187,12 @@ def main() -> None:
     dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[numbers]
     table = Table(title=f"matmul, {numbers}", title_justify="left")
     columns = ("inputs x outputs", "rows", "us", "GB/s", "GFLOP/s", "oneDNN us", "ratio")
-    for column in (*columns, "int8 us", "GB/s", "speed-up"):
+    names = chosen.forms.split(",")
+    for column in (*columns, *(part for name in names for part in (f"{name} us", "speed-up"))):
         table.add_column(column, justify="right")
     with torch.inference_mode():
         for inputs, outputs in SHAPES:
-            for found in matmuls(inputs, outputs, dtype):
+            for found in matmuls(inputs, outputs, dtype, [FORMS[name] for name in names]):
                 rows, size = found.rows, inputs * outputs
                 table.add_row(
                     f"{inputs} x {outputs}",
@@ -187,9 +202,11 @@ def main() -> None:
                     f"{2 * rows * size / found.ours / 1e9:.0f}",
                     f"{found.library * 1e6:.0f}",
                     f"{found.ours / found.library:.2f}",
-                    f"{found.int8 * 1e6:.0f}",
-                    f"{size / found.int8 / 1e9:.1f}",
-                    f"{found.ours / found.int8:.2f}",
+                    *(
+                        part
+                        for each in found.quantized
+                        for part in (f"{each * 1e6:.0f}", f"{found.ours / each:.2f}")
+                    ),
                 )
     console.print(table)
     sizes = [int(size) for size in chosen.block_sizes.split(",")]

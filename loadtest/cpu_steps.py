@@ -1,6 +1,7 @@
 """The parts of a step's time on a CPU: matmuls, attention, and the rest of the engine.
 
     python -m loadtest.cpu_steps [--models llama-125m,qwen-0.5b] [--sequences 1,8,32] [--dtype float32]
+        [--quantization int8]
 
 One engine without a server: prompts of 512 tokens, then 64 tokens of each. Figures are medians over the steps
 in which every sequence decodes; for the prompts, the sum of the steps before. The bytes of a decode step are
@@ -24,14 +25,18 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.runner import ModelRunner
 from baton.engine.sequence import Sequence
 from baton.models.config import ModelConfig
+from baton.models.quantization.registry import SCHEMES
 from baton_kernels.cpu.layers import NativeStep
 from baton_kernels.cpu.library import Native, native
+from baton_kernels.cpu.linear import PackedWeight
 from loadtest.cpu_kernels import read_bandwidth
 from loadtest.shapes import SHAPES, save_random
 
@@ -123,21 +128,34 @@ def steps(engine: Engine, clock: Clock, count: int, input_len: int, output_len: 
     return whole, middle
 
 
+def weight_bytes(engine: Engine) -> int:
+    """Return the bytes of the weights that every step reads."""
+    assert isinstance(engine.runner, ModelRunner)
+    model = engine.runner.model
+    assert isinstance(model, nn.Module)
+    held = (value for module in model.modules() for value in vars(module).values())
+    return sum(value.nbytes for value in held if isinstance(value, PackedWeight))
+
+
 def measure(name: str, path: Path, chosen: argparse.Namespace, bandwidth: float) -> Table:
     config = ModelConfig.from_dir(path)
     dtype, threads, repeats = chosen.dtype, chosen.threads, chosen.repeats
     engine = Engine.from_config(
         EngineConfig(
-            model=path, dtype=dtype, num_threads=threads, kv_cache_bytes=2 << 30, prefix_caching=False
+            model=path,
+            dtype=dtype,
+            num_threads=threads,
+            kv_cache_bytes=2 << 30,
+            prefix_caching=False,
+            quantization=chosen.quantization,
         )
     )
     kernels = native()
     assert kernels is not None, "there is nothing to measure without a compiler"
-    numbers = (path / "model.safetensors").stat().st_size // 2  # the model is saved in bfloat16
-    if not config.tie_word_embeddings:
-        numbers -= config.vocab_size * config.hidden_size
+    read = weight_bytes(engine)
     of_token = config.num_layers * config.num_kv_heads * config.head_dim * 2
-    table = Table(title=f"{name}, {dtype}, {threads} threads", title_justify="left")
+    title = f"{name}, {dtype}, quantization {chosen.quantization}, {threads} threads"
+    table = Table(title=title, title_justify="left")
     columns = (
         "sequences",
         "decode step, ms",
@@ -155,7 +173,7 @@ def measure(name: str, path: Path, chosen: argparse.Namespace, bandwidth: float)
         prompts = sorted((prompt for prompt, _ in found), key=lambda s: s.step)[repeats // 2]
         decode = sorted((step for _, step in found), key=lambda s: s.step)[repeats // 2]
         share = statistics.median(step.rest / step.step for _, step in found)
-        rate = (numbers + count * 544 * of_token) * BYTES[dtype] / decode.step
+        rate = (read + count * 544 * of_token * BYTES[dtype]) / decode.step
         table.add_row(
             str(count),
             *(f"{x * 1e3:.1f}" for x in (decode.step, decode.matmul, decode.attention, decode.rest)),
@@ -177,6 +195,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", choices=BYTES, default="bfloat16")
+    parser.add_argument("--quantization", choices=SCHEMES, default="none")
     chosen = parser.parse_args()
     console = Console(width=160)
     torch.set_num_threads(chosen.threads)

@@ -517,9 +517,10 @@ def test_registers_of_other_widths(processor: str, feature: str, tmp_path: Path)
     compiler.chmod(0o755)
     ours = {"CXX": str(compiler), "BATON_CACHE_DIR": str(cache), library.SWITCH: "native"}
     kernels = "matmul or native or norm or rotate or activation"
+    of_kernels = "cpu_kernels", "attention", "quantized_matmul"
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", kernels)
     done = subprocess.run(
-        (*command, __file__, str(Path(__file__).with_name("test_attention.py"))),
+        (*command, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in of_kernels)),
         env=os.environ | ours | {"PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,

@@ -25,7 +25,7 @@ struct Matrix {
 constexpr int MOST_GROUPS = 32;  // of a slice, whose scales are floats on the stack
 
 // The numbers that small floats stand for, from the low bits of each lane up: mantissa, exponent, sign.
-template <int EXPONENT, int MANTISSA> inline vf from_small_floats(vu bits) {
+template <int EXPONENT, int MANTISSA> [[gnu::always_inline]] inline vf from_small_floats(vu bits) {
     constexpr uint32_t bias = (1 << (EXPONENT - 1)) - 1;
     const vu magnitude = bits & ((1u << (EXPONENT + MANTISSA)) - 1);
     const vf normal = (vf)((magnitude << (23 - MANTISSA)) + ((127 - bias) << 23));
@@ -35,17 +35,17 @@ template <int EXPONENT, int MANTISSA> inline vf from_small_floats(vu bits) {
 
 // A format gives the codes' numbers times ONE: ``number`` those of the codes whose lowest bits are ``bit`` of each
 // lane, and ``word`` those of both codes of column vector q, as pairs. All are exact in bfloat16.
-template <class F> inline vi word_of(vi lanes, int q) {
+template <class F> [[gnu::always_inline]] inline vi word_of(vi lanes, int q) {
     return (vi)((vu)F::number(lanes, F::BITS * q) >> 16 | (vu)F::number(lanes, 16 + F::BITS * q));
 }
 
 struct Int8 {
     static constexpr int BITS = 8;
     static constexpr float ONE = 1 << 24;  // each code is read at the top of a lane
-    static vf number(vi lanes, int bit) {
+    [[gnu::always_inline]] static vf number(vi lanes, int bit) {
         return __builtin_convertvector((lanes << (24 - bit)) & int32_t(0xff000000), vf);
     }
-    static vi word(vi lanes, int q) { return word_of<Int8>(lanes, q); }
+    [[gnu::always_inline]] static vi word(vi lanes, int q) { return word_of<Int8>(lanes, q); }
 };
 
 #if defined(__AVX512VBMI__)
@@ -65,7 +65,7 @@ struct Fp8Bytes {
     }
 };
 constexpr Fp8Bytes FP8_BYTES;
-inline __m512i fp8_bytes(const uint8_t (&bytes)[128], vi codes) {
+[[gnu::always_inline]] inline __m512i fp8_bytes(const uint8_t (&bytes)[128], vi codes) {
     return _mm512_permutex2var_epi8(_mm512_loadu_si512(bytes), (__m512i)codes, _mm512_loadu_si512(bytes + 64));
 }
 #endif
@@ -73,10 +73,12 @@ inline __m512i fp8_bytes(const uint8_t (&bytes)[128], vi codes) {
 struct Fp8 {  // e4m3
     static constexpr int BITS = 8;
     static constexpr float ONE = 1;
-    static vf number(vi lanes, int bit) { return from_small_floats<4, 3>((vu)lanes >> bit & 0xff); }
+    [[gnu::always_inline]] static vf number(vi lanes, int bit) {
+        return from_small_floats<4, 3>((vu)lanes >> bit & 0xff);
+    }
 #if defined(__AVX512VBMI__)
     // Two tables give both bytes of all bfloat16; a product of pairs would take subnormal ones for 0.
-    static vi word(vi lanes, int q) {
+    [[gnu::always_inline]] static vi word(vi lanes, int q) {
         const __m512i low = fp8_bytes(FP8_BYTES.low, lanes);
         const __m512i high = fp8_bytes(FP8_BYTES.high, lanes) | ((__m512i)lanes & _mm512_set1_epi8(char(0x80)));
         const __m512i of_low = _mm512_set1_epi16(0xff);
@@ -84,17 +86,17 @@ struct Fp8 {  // e4m3
         return (vi)((low & of_low) | _mm512_slli_epi16(high, 8));
     }
 #else
-    static vi word(vi lanes, int q) { return word_of<Fp8>(lanes, q); }
+    [[gnu::always_inline]] static vi word(vi lanes, int q) { return word_of<Fp8>(lanes, q); }
 #endif
 };
 
 #if defined(__AVX512BW__)
 // The bfloat16 of all 4-bit codes; their floats are these with 16 more bits.
-inline vf looked_up(const uint16_t (&values)[16], vi lanes, int bit) {
+[[gnu::always_inline]] inline vf looked_up(const uint16_t (&values)[16], vi lanes, int bit) {
     const vf table = (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)values)), 16);
     return (vf)_mm512_permutexvar_ps((__m512i)((vu)lanes >> bit), (__m512)table);
 }
-inline vi words_looked_up(const uint16_t (&values)[16], vi lanes, int q) {
+[[gnu::always_inline]] inline vi words_looked_up(const uint16_t (&values)[16], vi lanes, int q) {
     const __m512i table = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)values));
     return (vi)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)lanes, 4 * q), table);
 }
@@ -106,13 +108,13 @@ struct Int4 {  // two's complement
 #if defined(__AVX512BW__)
     static constexpr uint16_t VALUES[16] = {0, 0x4d80, 0x4e00, 0x4e40, 0x4e80, 0x4ea0, 0x4ec0, 0x4ee0,
                                             0xcf00, 0xcee0, 0xcec0, 0xcea0, 0xce80, 0xce40, 0xce00, 0xcd80};
-    static vf number(vi lanes, int bit) { return looked_up(VALUES, lanes, bit); }
-    static vi word(vi lanes, int q) { return words_looked_up(VALUES, lanes, q); }
+    [[gnu::always_inline]] static vf number(vi lanes, int bit) { return looked_up(VALUES, lanes, bit); }
+    [[gnu::always_inline]] static vi word(vi lanes, int q) { return words_looked_up(VALUES, lanes, q); }
 #else
-    static vf number(vi lanes, int bit) {
+    [[gnu::always_inline]] static vf number(vi lanes, int bit) {
         return __builtin_convertvector((lanes << (28 - bit)) & int32_t(0xf0000000), vf);
     }
-    static vi word(vi lanes, int q) { return word_of<Int4>(lanes, q); }
+    [[gnu::always_inline]] static vi word(vi lanes, int q) { return word_of<Int4>(lanes, q); }
 #endif
 };
 
@@ -122,11 +124,13 @@ struct Fp4 {  // e2m1
 #if defined(__AVX512BW__)
     static constexpr uint16_t VALUES[16] = {0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
                                             0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
-    static vf number(vi lanes, int bit) { return looked_up(VALUES, lanes, bit); }
-    static vi word(vi lanes, int q) { return words_looked_up(VALUES, lanes, q); }
+    [[gnu::always_inline]] static vf number(vi lanes, int bit) { return looked_up(VALUES, lanes, bit); }
+    [[gnu::always_inline]] static vi word(vi lanes, int q) { return words_looked_up(VALUES, lanes, q); }
 #else
-    static vf number(vi lanes, int bit) { return from_small_floats<2, 1>((vu)lanes >> bit & 0xf); }
-    static vi word(vi lanes, int q) { return word_of<Fp4>(lanes, q); }
+    [[gnu::always_inline]] static vf number(vi lanes, int bit) {
+        return from_small_floats<2, 1>((vu)lanes >> bit & 0xf);
+    }
+    [[gnu::always_inline]] static vi word(vi lanes, int q) { return word_of<Fp4>(lanes, q); }
 #endif
 };
 
@@ -145,36 +149,42 @@ inline float one_of(int format) {
     return one;
 }
 
-// Codes of a panel. They lie in streams of vectors of 32-bit lanes, each of which has two inputs of as many columns as
-// fit, LANES apart: those of the even input in its lower half, the first column's in the lowest bits.
-template <class F> struct Streams {
-    static constexpr int TOGETHER = 16 / F::BITS;  // vectors of columns in a stream
-    static constexpr int STEP = 4 * LANES;         // bytes of a stream for two inputs
-    static int64_t stream_bytes(int64_t inputs) { return inputs / 2 * STEP; }
-    static int64_t bytes(int64_t inputs) { return VECS / TOGETHER * stream_bytes(inputs); }
+// Codes of a panel: two inputs after two inputs, in vectors of 32-bit lanes. A lane has the two inputs of as many
+// columns as fit, LANES apart: those of the even input in its lower half, the first column's in the lowest bits.
+template <class F> struct Lanes {
+    static constexpr int TOGETHER = 16 / F::BITS;  // columns in a lane
+    static constexpr int PAIR = PANEL * F::BITS / 4;  // bytes of two inputs
+    static int64_t at(int64_t pair, int j) { return pair * PAIR + j / TOGETHER * 4 * LANES; }
 };
 
-// A panel of codes as a tile reads it, for x of T.
-template <class F, class T> struct Codes : Streams<F> {
-    using Streams<F>::TOGETHER;
-    using Streams<F>::STEP;
-    const uint8_t* panel;
-    int64_t apart;  // from a stream to the next
+// The codes of the slice that comes next, prefetched evenly while a tile goes over all vectors of this one.
+template <class F, class T> struct NextSlice {
+    const uint8_t* next;
+    int64_t steps;  // of this slice
+    template <int V> [[gnu::always_inline]] void ahead(int64_t s, int first) const {
+        __builtin_prefetch(next + (first * steps + s * V) * (PER_WORD<T> * Lanes<F>::PAIR / 2) / VECS);
+    }
+};
 
-    Codes(const uint8_t* panel, int64_t apart) : panel(panel), apart(apart) {}
-    const uint8_t* at(int64_t s, int j) const { return panel + j / TOGETHER * apart + s * PER_WORD<T> / 2 * STEP; }
-    vi operator()(int64_t s, int j) const {
+// A slice of a panel of codes as a tile reads it, for x of T.
+template <class F, class T> struct Codes : NextSlice<F, T> {
+    using L = Lanes<F>;
+    const uint8_t* codes;
+
+    const uint8_t* at(int64_t s, int j) const { return codes + L::at(s * PER_WORD<T> / 2, j); }
+    template <int V> [[gnu::always_inline]] vi word(int64_t s, int first, int j) const {
         vi lanes;
-        std::memcpy(&lanes, at(s, j), sizeof lanes);
-        const int q = j % TOGETHER;
+        std::memcpy(&lanes, at(s, first + j), sizeof lanes);
+        const int q = (V % L::TOGETHER ? first + j : j) % L::TOGETHER;
         if constexpr (PER_WORD<T> == 2) return F::word(lanes, q);
         else return (vi)F::number(lanes, int(s & 1) * 16 + F::BITS * q);
     }
-    void ahead(int64_t s, int j) const {
-        if (j % TOGETHER == 0) __builtin_prefetch(at(s, j) + BYTES_AHEAD / 2);
+    // A tile of all vectors needs the codes as fast as they come: it prefetches those it takes soon.
+    template <int V> [[gnu::always_inline]] void ahead(int64_t s, int first) const {
+        if constexpr (V < VECS) return NextSlice<F, T>::template ahead<V>(s, first);
+#pragma GCC unroll 4
+        for (int j = 0; j < V; j += L::TOGETHER) __builtin_prefetch(at(s, j) + BYTES_AHEAD);
     }
-    // The same from an even step on.
-    Codes from(int64_t step) const { return {at(step, 0), apart}; }
 };
 
 typedef uint8_t vb __attribute__((vector_size(LANES)));

@@ -34,6 +34,7 @@ template <class T> struct PairMemory {
     int32_t *pairs, *rows;  // the pair of each row, and the row of each pair; -1: its expert is none of these
     T *x, *inner;       // [pairs, hidden] and [pairs, inner]: inputs of both matmuls
     float* products;    // [pairs, hidden]
+    float *x_sums, *inner_sums;  // [pairs, groups]: of weights with zero points
     int64_t size;       // in bytes
 
     PairMemory(const Experts& e, int64_t number, void* memory) : size(0) {
@@ -48,6 +49,8 @@ template <class T> struct PairMemory {
         take(x, number * e.hidden);
         take(inner, number * e.inner);
         take(products, number * e.hidden);
+        take(x_sums, number * summed_groups(e.gate_up, e.hidden));
+        take(inner_sums, number * summed_groups(e.down, e.inner));
     }
 };
 
@@ -96,6 +99,9 @@ void run_experts(const Experts& e, const T* x, const Chosen& c, T* out, void* me
     const int64_t inner_panels = (e.inner + width - 1) / width, hidden_panels = (e.hidden + PANEL - 1) / PANEL;
     const PairMemory<T> m(e, number, memory);
     const int64_t runs = sort_pairs(e, c, m, inner_panels, threads);
+    const int64_t x_groups = summed_groups(e.gate_up, e.hidden), inner_groups = summed_groups(e.down, e.inner);
+    const Rows<T> all_x{m.x, x_groups ? m.x_sums : nullptr, e.hidden, number};
+    const Rows<T> all_inner{m.inner, inner_groups ? m.inner_sums : nullptr, e.inner, number};
     const auto panel_of = [&](int64_t task, int64_t panels) { return m.runs[task / panels].expert * panels + task % panels; };
     const auto next_of = [&](int64_t task, int64_t panels) {  // the probable next one of this thread
         return panel_of(std::min(task + threads, runs * panels - 1), panels);
@@ -104,9 +110,11 @@ void run_experts(const Experts& e, const T* x, const Chosen& c, T* out, void* me
     {
 #pragma omp for
         for (int64_t p = 0; p < number; ++p)
-            if (m.rows[p] >= 0)
-                take_row(x + p / c.top_k * e.hidden, e.hidden, e.gate_up.order, c.weighs_input ? c.weights[p] : 1,
-                         m.x + m.rows[p] * e.hidden);
+            if (m.rows[p] >= 0) {
+                T* const to = m.x + m.rows[p] * e.hidden;
+                take_row(x + p / c.top_k * e.hidden, e.hidden, e.gate_up.order, c.weighs_input ? c.weights[p] : 1, to);
+                sum_groups(to, e.gate_up.group, x_groups, m.x_sums + m.rows[p] * x_groups);
+            }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < runs * inner_panels; ++task) {
             const ExpertRun run = m.runs[task / inner_panels];
@@ -118,7 +126,14 @@ void run_experts(const Experts& e, const T* x, const Chosen& c, T* out, void* me
                 for (int64_t j = 0; j < width && column + j < e.inner; j += LANES)
                     put_vec<T>(to, column + j, e.inner, row + j);
             };
-            times_panel(e.gate_up, e.hidden, m.x + run.start * e.hidden, run.rows, panel, next_of(task, inner_panels), done);
+            times_panel(e.gate_up, all_x.from(run.start, run.rows, e.gate_up.group), panel, next_of(task, inner_panels), done);
+        }
+        if (inner_groups) {
+#pragma omp for
+            for (int64_t p = 0; p < number; ++p)
+                if (m.rows[p] >= 0)
+                    sum_groups(m.inner + m.rows[p] * e.inner, e.down.group, inner_groups,
+                               m.inner_sums + m.rows[p] * inner_groups);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < runs * hidden_panels; ++task) {
@@ -132,7 +147,7 @@ void run_experts(const Experts& e, const T* x, const Chosen& c, T* out, void* me
                     put_vec<float>(m.products + at * e.hidden, column + j, e.hidden, row + j);
                 }
             };
-            times_panel(e.down, e.inner, m.inner + run.start * e.inner, run.rows, panel, next_of(task, hidden_panels), done);
+            times_panel(e.down, all_inner.from(run.start, run.rows, e.down.group), panel, next_of(task, hidden_panels), done);
         }
 #pragma omp for
         for (int64_t t = 0; t < c.tokens; ++t)

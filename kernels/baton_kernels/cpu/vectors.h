@@ -45,6 +45,11 @@ constexpr int LANES = 4, TILE_VECS = 4;
 #else
 constexpr int LANES = 4, TILE_VECS = 2;
 #endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
 constexpr int PANEL = 64;  // columns of a packed panel
 constexpr int VECS = PANEL / LANES;
 constexpr int STRIPE = TILE_VECS * LANES;  // columns that lie together, as a tile reads them
