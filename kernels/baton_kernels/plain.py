@@ -89,9 +89,7 @@ class PlainPlan:
             chunks={w: tuple(reader.chunk(chunk, w) for chunk in batch.chunks) for w in windows},
         )
 
-    def write_kv(
-        self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED
-    ) -> None:
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED) -> None:
         block_size, head_dim = pool.shape[-2:]
         slots = in_place(pool).view(-1, head_dim)
         keys = self.write_slots + layer * 2 * block_size

@@ -49,9 +49,7 @@ class CpuPlan:
         size = head_dim * dtype.itemsize
         return dtype in KINDS and size % VECTOR_BYTES == 0 and size <= MAX_VECTORS * VECTOR_BYTES
 
-    def write_kv(
-        self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED
-    ) -> None:
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED) -> None:
         blocks, offsets, cells = self.batch.slot_blocks, self.batch.slot_offsets, in_place(pool)
         of_k, of_v = scales.factors
         cells[blocks, :, layer, 0, offsets] = as_stored(k, of_k, pool)

@@ -64,9 +64,7 @@ class CudaPlan:
         chunks = planner.chunks(batch.chunks, windows)
         return cls(shape, batch, planner.decode(batch, windows), *chunks)
 
-    def write_kv(
-        self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED
-    ) -> None:
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED) -> None:
         write_kv(device_view(pool, self.shape.arch), layer, k, v, self.batch, scales)
 
     def rotate_and_store(

@@ -66,8 +66,10 @@ class Attention(Mixer):
         self.source: tuple[Index, ...] = (index_of(shard.heads),)
         """The part of the checkpoint's sinks that is here."""
         # The scales of a pool of FP8, [] float32. What is loaded may fill them; checkpoints need not have them.
-        self.register_buffer("k_scale", torch.ones(()), persistent=False)
-        self.register_buffer("v_scale", torch.ones(()), persistent=False)
+        self.k_scale: Tensor
+        self.v_scale: Tensor
+        for name in ("k_scale", "v_scale"):
+            self.register_buffer(name, torch.ones((), dtype=torch.float32), persistent=False)
         self.head_norm = config.head_norm_of(layer)
         self._plain = torch.ones(config.head_dim, dtype=dtype)
         """The weight of a norm that has none."""

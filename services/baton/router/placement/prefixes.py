@@ -74,9 +74,7 @@ class Prefixes:
         self.left(worker)
         if hello.tells_blocks and hello.block_size:
             number = self.index.add_worker()
-            shape = CacheShape(
-                hello.block_size, needs_from_proto(hello.kv_groups), hello.kv_cache_dtype
-            )
+            shape = CacheShape(hello.block_size, needs_from_proto(hello.kv_groups), hello.kv_cache_dtype)
             account = _Account(number, shape, hello.longest_shared_prompt)
             self._accounts[worker] = account
             self._names[number] = worker
