@@ -33,8 +33,8 @@ def chain(
     digest before it.
 
     ``start`` is a multiple of ``block_size`` and ``parent`` the digest of the block that ends there (None at
-    0, where the chain begins with ``salt`` and ``kv_dtype``, what blocks hold in place of numbers of the
-    model's type, at most 16 bytes: blocks that hold the same tokens otherwise have other names). A digest is BLAKE2b-256 over the parent and the ids as
+    0, where the chain begins with ``salt`` and ``kv_dtype``: what blocks hold in place of numbers of the
+    model's type, in at most ``MOST_DTYPE_BYTES``). A digest is BLAKE2b-256 over the parent and the ids as
     little-endian int64: equal digests mean equal tokens from the first on, also for a client that chooses
     its tokens in order to read another client's cache.
     """

@@ -65,7 +65,7 @@ class Attention(Mixer):
         self.sinks = empty_parameter(self.heads, dtype=torch.float32) if config.sinks else None
         self.source: tuple[Index, ...] = (index_of(shard.heads),)
         """The part of the checkpoint's sinks that is here."""
-        # The scales of a pool of FP8, [] float32. What is loaded may fill them; checkpoints need not have them.
+        # The scales of a pool of FP8, [] float32: those of the checkpoint, or 1 where it has none.
         self.k_scale: Tensor
         self.v_scale: Tensor
         for name in ("k_scale", "v_scale"):
