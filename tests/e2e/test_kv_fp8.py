@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,9 @@ from tests.support.ring import Ring, running, running_routers, worker
 
 pytestmark = pytest.mark.beside
 
-PROMPTS = tuple(f"{text}: the router and what it knows of {text}" for text in ("prefill", "decode", "KV blocks"))
+PROMPTS = tuple(
+    f"{text}: the router and what it knows of {text}" for text in ("prefill", "decode", "KV blocks")
+)
 FP8 = ("--kv-cache-dtype", "fp8", "--connector", "tcp")
 DECODES: Mapping[str, tuple[str, ...]] = {
     "small blocks, little memory": (
