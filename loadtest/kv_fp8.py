@@ -1,11 +1,12 @@
-"""What a KV cache of FP8 costs in agreement and gives in room: the demo model's greedy answers beside those over
-KV of its own type.
+"""What a KV cache of FP8 costs in agreement and gives in room, beside KV of the model's own type.
 
-    python -m loadtest.kv_fp8 [--model demo] [--dtype bfloat16] [--tokens 2000]
+    python -m loadtest.kv_fp8 [--dtype bfloat16] [--tokens 2000]
 
-Prints the share of tokens that are equal step by step along the answers over exact KV (each step sees those
-tokens, so that one difference does not count for all that follow it), the share of free-running answers that
-is equal up to the first difference, and how many sequences of 1,024 tokens a pool of 256 MiB holds.
+The demo model answers greedily: questions that it knows, each to the answer's end, and questions about which
+it writes on behind that, where its guesses are closer. Printed are the share of tokens that are equal step by
+step along the answers over exact KV (each step sees those tokens, so that one difference does not count for
+all that follow it), the share of free-running answers that is equal up to the first difference, and how many
+sequences of 1,024 tokens a pool of 256 MiB holds.
 """
 
 from __future__ import annotations
@@ -13,37 +14,36 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import get_args
-
-import torch
 
 from baton import LLM, SamplingParams
 from baton.hub import resolve_model
 from baton.models.config import KVCacheDtype, ModelConfig
 from baton.models.loader import kv_dtype, kv_layout, torch_dtype
+from scripts.demo_model.text import load_entries
 
-TOPICS = (
-    *("Baton", "prefill", "decode", "paged attention", "continuous batching", "a KV block", "the router"),
-    *("a handoff", "a prefix cache", "speculative decoding", "tensor parallelism", "a grammar", "a tenant"),
-    *("an incarnation", "a lease", "the planner", "the ledger", "sampling", "preemption", "a drain"),
-)
+CORPUS = Path(__file__).parents[1] / "scripts/demo_model/corpus"
+LONGEST = 100
+"""Tokens of an answer that is not ended."""
 POOL_BYTES = 256 << 20
 SEQUENCE = 1024
 BLOCK_SIZE = 16
 
 
-def prompts() -> list[str]:
-    return [f"<|im_start|>user\nWhat is {topic}?<|im_end|>\n<|im_start|>assistant\n" for topic in TOPICS]
+Asked = Sequence[tuple[list[int], list[int]]]
+"""The ids of each prompt and of its answer."""
 
 
-def answers(llm: LLM, tokens: int) -> list[tuple[list[int], list[int]]]:
-    """The ids of each prompt and of its greedy answer, ``tokens`` long."""
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    found = llm.generate(prompts(), params, progress=False)
+def answers(llm: LLM, questions: Sequence[str], *, ends: bool) -> Asked:
+    """The greedy answers, to their end or, unless each ``ends`` itself, of ``LONGEST`` tokens."""
+    params = SamplingParams(temperature=0, max_tokens=LONGEST, ignore_eos=not ends)
+    prompts = [f"<|im_start|>user\n{one}<|im_end|>\n<|im_start|>assistant\n" for one in questions]
+    found = llm.generate(prompts, params, progress=False)
     return [(list(one.prompt_token_ids), list(one.outputs[0].token_ids)) for one in found]
 
 
-def likeliest(llm: LLM, asked: Sequence[tuple[list[int], list[int]]]) -> int:
+def likeliest(llm: LLM, asked: Asked) -> int:
     """The tokens of all answers that are the likeliest behind their prompt and the answer before them."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     found = llm.generate([prompt + answer for prompt, answer in asked], params, progress=False)
@@ -55,7 +55,7 @@ def likeliest(llm: LLM, asked: Sequence[tuple[list[int], list[int]]]) -> int:
 
 
 def sequences(model: str, dtype: str, kept_in: KVCacheDtype) -> int:
-    """The sequences that a pool of ``POOL_BYTES`` holds."""
+    """The sequences of ``SEQUENCE`` tokens that a pool of ``POOL_BYTES`` holds."""
     config = ModelConfig.from_dir(resolve_model(model))
     held = kv_dtype(kept_in, config, torch_dtype(dtype, config), "cpu")
     layout = kv_layout(config, BLOCK_SIZE, held)
@@ -63,29 +63,36 @@ def sequences(model: str, dtype: str, kept_in: KVCacheDtype) -> int:
     return pages // (layout.num_tables * (SEQUENCE // BLOCK_SIZE))
 
 
+def compare(auto: LLM, fp8: LLM, questions: Sequence[str], *, ends: bool) -> None:
+    """Print how far the answers over both are equal."""
+    exact = answers(auto, questions, ends=ends)
+    count = sum(len(answer) for _, answer in exact)
+    along, again = likeliest(fp8, exact) / count, likeliest(auto, exact) / count
+    free = [
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+        for (_, theirs), (_, ours) in zip(exact, answers(fp8, questions, ends=ends), strict=True)
+    ]
+    print(
+        f"{count} tokens of {len(exact)} answers, {'to their ends' if ends else 'and on behind their ends'}"
+    )
+    print(f"  equal step by step along the answers: {along:.2%} (exact KV, as one prompt: {again:.2%})")
+    print(f"  equal up to the first difference: {sum(free) / count:.2%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default="demo")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--tokens", type=int, default=2000, help="of all answers together")
+    parser.add_argument("--tokens", type=int, default=2000, help="at least, of all answers together")
     given = parser.parse_args()
-    each = -(-given.tokens // len(TOPICS))
     auto, fp8 = (
-        LLM(given.model, dtype=given.dtype, device="cpu", block_size=BLOCK_SIZE, kv_cache_dtype=kept_in)
+        LLM("demo", dtype=given.dtype, device="cpu", block_size=BLOCK_SIZE, kv_cache_dtype=kept_in)
         for kept_in in get_args(KVCacheDtype)
     )
-    exact = answers(auto, each)
-    count = sum(len(answer) for _, answer in exact)
-    along, again = likeliest(fp8, exact), likeliest(auto, exact)
-    free = [
-        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=True)))
-        for (_, theirs), (_, ours) in zip(exact, answers(fp8, each), strict=True)
-    ]
-    print(f"{count} tokens of {len(TOPICS)} answers, {given.dtype}, torch {torch.__version__}")
-    print(f"equal step by step along the answers: {along / count:.2%}")
-    print(f"  (computed again over exact KV, as one prompt: {again / count:.2%})")
-    print(f"equal up to the first difference: {sum(free) / count:.2%}")
-    ours, theirs = (sequences(given.model, given.dtype, kept_in) for kept_in in ("fp8", "auto"))
+    known = [entry.questions[0] for entry in load_entries(CORPUS)]
+    few = -(-given.tokens // LONGEST)
+    compare(auto, fp8, known[:: max(1, len(known) // (3 * few))], ends=True)
+    compare(auto, fp8, known[:: len(known) // few][:few], ends=False)
+    ours, theirs = (sequences("demo", given.dtype, kept_in) for kept_in in ("fp8", "auto"))
     print(f"sequences of {SEQUENCE} tokens in {POOL_BYTES >> 20} MiB: {ours}, against {theirs}")
 
 
