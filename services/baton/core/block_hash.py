@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 DIGEST_BYTES = 32
 MOST_DTYPE_BYTES = hashlib.blake2b.SALT_SIZE
-"""Bytes of the name of what blocks hold."""
+"""The most bytes of the name of what blocks hold."""
 AT_ONCE = 64
 """Blocks whose tokens are packed together: a caller that takes few digests of a long prompt pays for few."""
 
