@@ -5,9 +5,9 @@
 In bfloat16, or float32 where oneDNN (torch's library) has no instructions for it. Matmul: weights packed,
 against oneDNN's with weights packed for that number of rows, in turns; few rows are bound by reading the
 weight once, many by the multiplications. The same with quantized weights of the forms of
-loadtest.code_weights. Decode attention: pages lie anywhere in the pool; bytes of K and V read over time.
-Prefill attention: a chunk behind its context, against torch's of contiguous K and V. Weights and pools are
-larger than the caches, but for prefill's. Medians.
+loadtest.code_weights. Decode attention: pages lie anywhere in the pool; bytes of K and V read over time, and
+in turns with it the same over a pool of FP8. Prefill attention: a chunk behind its context, against torch's
+of contiguous K and V. Weights and pools are larger than the caches, but for prefill's. Medians.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from baton.engine.device import has_bfloat16
 from baton_kernels.attention import AttentionPlan, new_pool, paged_attention
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.kv_fp8 import FP8
 from baton_kernels.paged import Chunk, PagedBatch
 from loadtest.code_weights import FORMS, Form
 
@@ -114,8 +115,8 @@ def _there(weights: Iterable[PackedWeight | None]) -> list[PackedWeight]:
 
 def decode(
     heads: int, kv_heads: int, dim: int, rows: int, context: int, block_size: int, dtype: torch.dtype
-) -> float:
-    """Return the bandwidth of reading K and V, in bytes/s."""
+) -> tuple[float, float]:
+    """Return the bandwidth of reading K and V, in bytes/s, and how many times as fast it is over FP8."""
     layers = 12
     blocks = -(-context // block_size)
     pool = new_pool(
@@ -133,14 +134,16 @@ def decode(
     batch = PagedBatch(
         positions, tables[:, -1], positions % block_size, rows, tables, positions + 1, chunks=()
     )
-    plan = CpuPlan.build(batch, pool)
-    assert plan is not None
-    whole, layer = AttentionPlan(plan), cycle(range(layers))
     q = torch.randn(rows, heads, dim).to(dtype)
-    [seconds] = timed(
-        [lambda: paged_attention(pool, next(layer), q, whole, scale=dim**-0.5, window=None)], 4 * layers
-    )
-    return rows * context * kv_heads * dim * 2 * dtype.itemsize / seconds
+
+    def attend(pool: Tensor) -> Callable[[], Tensor]:
+        plan = CpuPlan.build(batch, pool)
+        assert plan is not None
+        whole, layer = AttentionPlan(plan), cycle(range(layers))
+        return lambda: paged_attention(pool, next(layer), q, whole, scale=dim**-0.5, window=None)
+
+    seconds, over_fp8 = timed([attend(pool), attend(pool.to(FP8))], 4 * layers)
+    return rows * context * kv_heads * dim * 2 * dtype.itemsize / seconds, seconds / over_fp8
 
 
 def prefill(
@@ -211,20 +214,22 @@ def main() -> None:
     console.print(table)
     sizes = [int(size) for size in chosen.block_sizes.split(",")]
     table = Table(title=f"decode attention, {numbers}: GB/s by tokens of a block", title_justify="left")
-    for column in ("heads/KV heads/size", "sequences", "tokens of each", *map(str, sizes)):
+    told = [column for size in sizes for column in (str(size), "over FP8")]
+    for column in ("heads/KV heads/size", "sequences", "tokens of each", *told):
         table.add_column(column, justify="right")
     for heads, kv_heads, dim, rows, context in CONTEXTS:
         rates = [decode(heads, kv_heads, dim, rows, context, size, dtype) for size in sizes]
         shape = f"{heads}/{kv_heads}/{dim}"
-        table.add_row(shape, str(rows), str(context), *(f"{rate / 1e9:.1f}" for rate in rates))
+        told = [cell for rate, gain in rates for cell in (f"{rate / 1e9:.1f}", f"x {gain:.2f}")]
+        table.add_row(shape, str(rows), str(context), *told)
     console.print(table)
     table = Table(title=f"prefill attention, {numbers}", title_justify="left")
     for column in ("heads/KV heads/size", "chunk", "context", "GFLOP/s", "torch's", "of it"):
         table.add_column(column, justify="right")
     for heads, kv_heads, dim, length, context in CHUNKS:
         ours, theirs = prefill(heads, kv_heads, dim, length, context, dtype)
-        told = (f"{ours / 1e9:.0f}", f"{theirs / 1e9:.0f}", f"{ours / theirs:.2f}")
-        table.add_row(f"{heads}/{kv_heads}/{dim}", str(length), str(context), *told)
+        rates_told = (f"{ours / 1e9:.0f}", f"{theirs / 1e9:.0f}", f"{ours / theirs:.2f}")
+        table.add_row(f"{heads}/{kv_heads}/{dim}", str(length), str(context), *rates_told)
     console.print(table)
 
 

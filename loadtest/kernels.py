@@ -182,7 +182,7 @@ def head_launches(dtype: str, head_dims: Sequence[int]) -> Iterator[Launch]:
         def write(arch: int, pool: Tensor, batch: PagedBatch, k: Tensor, v: Tensor) -> None:
             plan(arch, pool, batch).write_kv(pool, 0, k, v)
 
-        step = {"pool": pool, "batch": batch}
+        step: dict[str, Any] = {"pool": pool, "batch": batch}
         named: dict[str, Callable[[int], object]] = {
             "rotate, store": partial(turn, **step, qkv=qkv, norm=None),
             "norm, rotate, store": partial(turn, **step, qkv=qkv, norm=norm),

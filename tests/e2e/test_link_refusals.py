@@ -27,7 +27,7 @@ DUMMY = ("--load-format", "dummy", "--num-blocks", "32")
 PREFILLS: Mapping[str, tuple[str, ...]] = {
     "model": ("--served-model-name", "another"),
     "revision": (),
-    "kv_dtype": ("--dtype", "bfloat16"),
+    "kv_dtype": ("--kv-cache-dtype", "fp8"),
     "quantization": ("--quantization", "int8"),
     "block_size": ("--block-size", "24"),
     "connectors": ("--connector", "gloo"),

@@ -41,7 +41,8 @@ class LaidOut:
         kv_dtype: torch.dtype | None = None,
         planner: Planner | None = None,
     ) -> None:
-        """``kv_dtype``: the type of the pool's numbers; None: the model's. ``planner``: see ``PagedBatch``."""
+        """``kv_dtype``: the type of the pool's numbers; None: the model's. ``planner``: as in
+        ``PagedBatch``."""
         self.model = model
         kv_dtype = kv_dtype or model.dtype
         self.layout = kv_layout(model.config, block_size, kv_dtype, model.shard)

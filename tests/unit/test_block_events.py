@@ -61,6 +61,15 @@ class TestRouter:
         assert prefixes.cached(PROMPT) == {"four": 12, "six": 12}
         assert prefixes.cached(PROMPT[:8]) == {"four": 4, "six": 6}
 
+    def test_each_worker_is_asked_by_what_its_blocks_hold(self) -> None:
+        prefixes = Prefixes()
+        hello = pb.WorkerHello(tells_blocks=True, block_size=4, kv_cache_dtype="fp8")
+        named = [short(digest) for digest in hash_blocks(PROMPT, 4, kv_dtype="fp8")]
+        told(prefixes, "fp8", named[:2], hello)
+        told(prefixes, "auto", shorts(PROMPT))
+        told(prefixes, "fp8 by other names", shorts(PROMPT), hello)
+        assert prefixes.cached(PROMPT) == {"fp8": 8, "auto": 12}
+
     def test_prompts_that_a_worker_does_not_share_are_not_found_there(self) -> None:
         prefixes = Prefixes()
         hello = pb.WorkerHello(tells_blocks=True, block_size=4, longest_shared_prompt=9)

@@ -168,3 +168,9 @@ class TestHashes:
         assert base[1] != hash_blocks([3, 4], 2)[0]
         assert set(base).isdisjoint(hash_blocks([1, 2, 3, 4], 2, b"tenant"))
         assert base[0] != hash_blocks([1, 2, 3, 4], 4)[0]
+
+    def test_depend_on_what_blocks_hold(self) -> None:
+        base, fp8 = hash_blocks([1, 2, 3, 4], 2), hash_blocks([1, 2, 3, 4], 2, kv_dtype="fp8")
+        assert set(base).isdisjoint(fp8)
+        assert set(fp8).isdisjoint(hash_blocks([1, 2, 3, 4], 2, b"fp8"))
+        assert fp8[1:] == hash_blocks([1, 2, 3, 4], 2, start=2, parent=fp8[0], kv_dtype="fp8")

@@ -84,10 +84,11 @@ def test_what_is_rotated_is_stored_as_codes(arch: int) -> None:
     qkv = (3 * torch.randn(tokens, 10, 64)).to(case.dtype)
     norm = HeadNorm(torch.rand(64).to(case.dtype), torch.rand(64).to(case.dtype), 1e-5)
     angles = torch.randn(tokens, 1, 32)
-    how = {"cos": angles.cos().repeat(1, 1, 2), "sin": torch.cat((-angles.sin(), angles.sin()), dim=-1)}
+    cos, sin = angles.cos().repeat(1, 1, 2), torch.cat((-angles.sin(), angles.sin()), dim=-1)
+    how: dict[str, Any] = {"cos": cos, "sin": sin, "norm": norm}
     plain, codes = torch.zeros_like(pool), torch.zeros(pool.shape, dtype=FP8)
     of_plain = attention.CudaPlan.build(batch, plain, {None}, 6, shapes.Device(3, arch))
     of_codes = attention.CudaPlan.build(batch, codes, {None}, 6, shapes.Device(3, arch))
-    q = of_plain.rotate_and_store(plain, 1, qkv, **how, norm=norm)
-    assert torch.equal(of_codes.rotate_and_store(codes, 1, qkv, **how, norm=norm, scales=SCALES), q)
+    q = of_plain.rotate_and_store(plain, 1, qkv, **how)
+    assert torch.equal(of_codes.rotate_and_store(codes, 1, qkv, **how, scales=SCALES), q)
     assert torch.equal(codes.float(), encoded(plain, SCALES).float())

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.core.block_hash import hash_blocks
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.sequence import Sequence
 from baton.models.attention import Attention
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
@@ -114,6 +117,14 @@ def test_logits_are_those_over_rounded_kv(name: str, model_dir: ModelDir) -> Non
     assert (found - expected).abs().median() < 1e-3
 
 
+def names_of(engine: Engine, prompt_ids: list[int]) -> list[bytes]:
+    """The names of the blocks of this prompt once it is answered."""
+    engine.add(Sequence("a", 0, prompt_ids, ResolvedSampling(max_tokens=1)))
+    while engine.has_work:
+        engine.step()
+    return engine.pool.digests()
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_a_page_has_half_the_bytes(name: str, model_dir: ModelDir) -> None:
     config = ModelConfig.from_dir(model_dir(name))
@@ -133,26 +144,21 @@ def test_a_pool_of_the_same_bytes_holds_twice_as_many_tokens(model_dir: ModelDir
 
     ours, theirs = engine("fp8"), engine("auto")
     assert ours.pool.num_blocks // 2 == theirs.pool.num_blocks
-    assert (ours.pool.kv_dtype, theirs.pool.kv_dtype) == ("fp8", "")
+    named = [set(names_of(engine, [5] * 40)) for engine in (ours, theirs)]
+    assert named == [set(hash_blocks([5] * 40, 16, kv_dtype=held)) for held in ("fp8", "")]
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        (
-            "deepseek-v3",
-            "kv_cache_dtype is 'fp8'; allowed: auto for DeepseekV3ForCausalLM, which keeps latents",
-        ),
-        (
-            "kimi-linear",
-            "kv_cache_dtype is 'fp8'; allowed: auto for KimiLinearForCausalLM, which keeps latents",
-        ),
+        ("deepseek-v3", "DeepseekV3ForCausalLM, which keeps latents"),
+        ("kimi-linear", "KimiLinearForCausalLM, which keeps latents"),
     ],
 )
 def test_models_without_k_and_v_are_refused(name: str, says: str, model_dir: ModelDir) -> None:
     with pytest.raises(ModelError) as refused:
         Engine.from_config(EngineConfig(model_dir(name), kv_cache_dtype="fp8"))
-    assert str(refused.value) == says
+    assert str(refused.value) == f"kv_cache_dtype is 'fp8'; allowed: auto for {says}"
 
 
 @pytest.mark.parametrize(
@@ -163,9 +169,8 @@ def test_types_without_kernels_are_refused(
     dtype: torch.dtype, device: str, others: str, model_dir: ModelDir
 ) -> None:
     config = ModelConfig.from_dir(model_dir("llama"))
-    with pytest.raises(
-        ModelError, match=f"allowed: auto with dtype .* on {device}, or another dtype: {others}$"
-    ):
+    says = f"allowed: auto with dtype .* on {device}, or another dtype: {others}$"
+    with pytest.raises(ModelError, match=says):
         kv_dtype("fp8", config, dtype, device)
 
 

@@ -69,3 +69,9 @@ def test_groups_that_no_model_has_are_refused_by_name(groups: list[pb.KVGroup], 
     with pytest.raises(MalformedGreetingError) as caught:
         check_hello(hello)
     assert str(caught.value).startswith(reason)
+
+
+def test_a_type_of_kv_that_no_digest_tells_is_refused_by_name() -> None:
+    hello = pb.WorkerHello(incarnation="w", role=pb.ROLE_BOTH, kv_cache_dtype="a" * 17)
+    with pytest.raises(MalformedGreetingError, match=r"kv_cache_dtype is 'a+'; allowed: at most 16"):
+        check_hello(hello)

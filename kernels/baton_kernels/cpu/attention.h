@@ -95,7 +95,7 @@ struct Decode {
     int64_t rows, heads, width;
 };
 
-constexpr int64_t AHEAD = 32;  // tokens
+template <class S> constexpr int64_t AHEAD = sizeof(S) > 1 ? 32 : 64;  // tokens
 constexpr int64_t SHARE = 512;  // tokens of one task: constant, so that a sum has one order
 constexpr int64_t STRIDE = SHARE + LANES;
 
@@ -215,10 +215,10 @@ template <class S> struct Stretch {
     const S* key(int64_t token) const { return at(pool.keys(table[token / pool.block_size], head), token); }
     const S* value(int64_t token) const { return at(pool.values(table[token / pool.block_size], head), token); }
     const S* after_key(int64_t token) const {
-        token += AHEAD;
+        token += AHEAD<S>;
         return token < stop ? key(token) : value(std::min(first + token - stop, stop - 1));
     }
-    const S* after_value(int64_t token) const { return value(std::min(token + AHEAD, stop - 1)); }
+    const S* after_value(int64_t token) const { return value(std::min(token + AHEAD<S>, stop - 1)); }
 
   private:
     const S* at(const S* page, int64_t token) const { return page + token % pool.block_size * pool.dim; }

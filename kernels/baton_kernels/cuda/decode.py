@@ -304,8 +304,8 @@ def decode_attention(
     sinks: Tensor | None,
     value_scale: float = 1.0,
 ) -> None:
-    """q [T, heads, head_dim] -> the plan's rows of ``out``, contiguous, of the same shape. ``scale`` and ``value_scale``: of
-    products with keys, and of values, as they are stored."""
+    """q [T, heads, head_dim] -> the plan's rows of ``out``, contiguous, of the same shape.
+    ``scale`` and ``value_scale``: of products with keys, and of values, as they are stored."""
     _, heads, head_dim = q.shape
     kv_heads = pool.shape[1]
     group = heads // kv_heads

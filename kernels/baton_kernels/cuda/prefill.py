@@ -23,6 +23,7 @@ from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.shapes import Shape, base_two, window_size
 from baton_kernels.cuda.tiles import LOG2_E, accumulate, join, last_at_most, load_tile, window_start
 from baton_kernels.cuda.tuned import Tiling
+from baton_kernels.kv_fp8 import FP8
 from baton_kernels.paged import Chunk
 from baton_kernels.window import ChunkedWindow, Window
 
@@ -316,6 +317,6 @@ def prefill_attention(
         PRECISION=shape.precision,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
-        maxnreg=255 if shape.exact else None,  # as in decode
+        maxnreg=255 if shape.exact or shape.dtype == FP8 else None,  # as in decode
         enable_fp_fusion=True,
     )

@@ -144,8 +144,9 @@ class Shape:
         rows = max(MIN_ROWS, next_power_of_two(group * queries))
         if self.exact:
             return Tiling(rows, self.decode_tile, warps=8, stages=3)
-        few = rows < 64 and not (self.dtype == FP8 and rows * self.dims >= FEW_NUMBERS and rows > MIN_ROWS)
-        warps = 4 if few else 8
+        # Codes take registers of their own on their way to numbers.
+        most = MIN_ROWS if self.dtype == FP8 and self.dims > 64 else 32
+        warps = 4 if rows <= most else 8
         # Three tiles do not fit twice into the shared memory of older devices.
         three = self.arch >= 90 and warps == 4 and rows * self.dims <= FEW_NUMBERS
         return Tiling(rows, self.decode_tile, warps, stages=7 if three else 5)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 DIGEST_BYTES = 32
 MOST_DTYPE_BYTES = hashlib.blake2b.SALT_SIZE
-"""Bytes of the name of what blocks hold."""
+"""The most bytes of the name of what blocks hold."""
 AT_ONCE = 64
 """Blocks whose tokens are packed together: a caller that takes few digests of a long prompt pays for few."""
 
@@ -33,8 +33,8 @@ def chain(
     digest before it.
 
     ``start`` is a multiple of ``block_size`` and ``parent`` the digest of the block that ends there (None at
-    0, where the chain begins with ``salt`` and ``kv_dtype``, what blocks hold in place of numbers of the
-    model's type, at most 16 bytes: blocks that hold the same tokens otherwise have other names). A digest is BLAKE2b-256 over the parent and the ids as
+    0, where the chain begins with ``salt`` and ``kv_dtype``: what blocks hold in place of numbers of the
+    model's type, in at most ``MOST_DTYPE_BYTES``). A digest is BLAKE2b-256 over the parent and the ids as
     little-endian int64: equal digests mean equal tokens from the first on, also for a client that chooses
     its tokens in order to read another client's cache.
     """

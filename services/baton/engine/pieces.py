@@ -24,6 +24,7 @@ from torch import Tensor
 from baton.engine.graphs import Recording, check_replay, graph_sizes
 from baton.engine.model import Model
 from baton_kernels.attention import AttentionPlan
+from baton_kernels.kv_fp8 import UNSCALED, KVScales
 from baton_kernels.kv_layout import KVLayout
 from baton_kernels.paged import PagedBatch, PagedTables, Planner
 from baton_kernels.rotary import HeadNorm
@@ -62,6 +63,7 @@ class AttentionCall:
     window: Window | None
     softcap: float | None
     sinks: Tensor | None
+    scales: KVScales
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +130,21 @@ class CutAttention:
         self._slots = slots
         self._cut = cut
 
-    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
-        self._slots.write_kv(pool, layer, k, v)
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED) -> None:
+        self._slots.write_kv(pool, layer, k, v, scales)
 
     def rotate_and_store(
-        self, pool: Tensor, layer: int, qkv: Tensor, *, cos: Tensor, sin: Tensor, norm: HeadNorm | None
+        self,
+        pool: Tensor,
+        layer: int,
+        qkv: Tensor,
+        *,
+        cos: Tensor,
+        sin: Tensor,
+        norm: HeadNorm | None,
+        scales: KVScales = UNSCALED,
     ) -> Tensor:
-        return self._slots.rotate_and_store(pool, layer, qkv, cos=cos, sin=sin, norm=norm)
+        return self._slots.rotate_and_store(pool, layer, qkv, cos=cos, sin=sin, norm=norm, scales=scales)
 
     def attend(
         self,
@@ -146,11 +156,12 @@ class CutAttention:
         window: Window | None,
         softcap: float | None,
         sinks: Tensor | None = None,
+        scales: KVScales = UNSCALED,
         out: Tensor | None = None,
     ) -> Tensor:
         del pool
         assert out is None, "a model leaves the memory to the plan"
-        return self._cut(q, AttentionCall(self._table, layer, scale, window, softcap, sinks))
+        return self._cut(q, AttentionCall(self._table, layer, scale, window, softcap, sinks, scales))
 
 
 class PiecewiseModel:
@@ -224,6 +235,7 @@ class PiecewiseModel:
                 window=call.window,
                 softcap=call.softcap,
                 sinks=call.sinks,
+                scales=call.scales,
                 out=attended,
             )
 
