@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from compressed_tensors.compressors.base import BaseCompressor
@@ -36,7 +37,7 @@ class Recipe:
         return {"targets": ["Linear"], "weights": self.weights, "input_activations": self.activations}
 
     @property
-    def config(self) -> dict[str, object]:
+    def config(self) -> dict[str, Any]:
         """The quantization_config."""
         return {
             "quant_method": "compressed-tensors",
@@ -80,7 +81,8 @@ def _fp4_values(tensors: Mapping[str, Tensor], args: QuantizationArgs, dtype: to
     scales = decompress_mx_scale(scales) if scales.dtype == torch.uint8 else scales
     codes = unpack_fp4_from_uint8(packed, len(packed), 2 * packed.shape[1], torch.float32)
     divisor = tensors.get("weight_global_scale")
-    return dequantize(codes, scales.float(), args=args, global_scale=divisor).to(dtype)
+    values: Tensor = dequantize(codes, scales.float(), args=args, global_scale=divisor)
+    return values.to(dtype)
 
 
 def _blocks(weight: Tensor, args: QuantizationArgs) -> Tensor:

@@ -19,7 +19,7 @@ from tests.support.tiny_models import Recipe
 
 WEIGHTS = "model.safetensors"
 PROJECTION = re.compile(r"model\.layers\..*_proj(_with_mqa)?\.weight")
-"""The names of the weights that are quantized unless a test says otherwise."""
+"""The names of the weights of layers' projections."""
 
 SIZES: Mapping[str, object] = MappingProxyType({"num_hidden_layers": 2, "intermediate_size": 128})
 EVEN_MODELS: Mapping[str, Recipe] = MappingProxyType(
@@ -62,7 +62,7 @@ class Quantized(NamedTuple):
     """A weight as a checkpoint has it."""
 
     tensors: Mapping[str, Tensor]
-    """By the ends of their names."""
+    """By the ends of their names ("weight", "weight_scale")."""
     plain: Tensor
     """The weight that they stand for."""
 
@@ -73,7 +73,7 @@ Quantize = Callable[[Tensor], Quantized]
 
 @dataclass(frozen=True)
 class Pair:
-    """A model twice."""
+    """A model as it is quantized, and with the weights that are meant."""
 
     quantized: Path
     plain: Path
@@ -89,18 +89,17 @@ def save_pair(
     source: Path,
     target: Path,
     config: Mapping[str, object],
-    quantize: Quantize,
-    chosen: re.Pattern[str] = PROJECTION,
+    ways: Mapping[re.Pattern[str], Quantize],
 ) -> Pair:
-    """The model in ``source`` in directories below ``target``. ``config``: its quantization_config.
-    ``chosen``: the names of the weights that are quantized."""
+    """The model in ``source`` in directories below ``target``. ``config``: its quantization_config. ``ways``:
+    how weights are quantized, by their names."""
     pair = Pair(target / "quantized", target / "plain")
     quantized, plain = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in load_file(source / WEIGHTS).items():
-        if chosen.fullmatch(name):
+        quantize = next((way for names, way in ways.items() if names.fullmatch(name)), None)
+        if quantize is not None:
             found = quantize(tensor)
-            stem = name.removesuffix("weight")
-            quantized |= {stem + end: part.contiguous() for end, part in found.tensors.items()}
+            quantized |= {_named(name, end): part.contiguous() for end, part in found.tensors.items()}
             plain[name] = found.plain.float().contiguous()
         else:
             quantized[name] = plain[name] = tensor
@@ -109,6 +108,13 @@ def save_pair(
         save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
     write_config(pair.quantized, config)
     return pair
+
+
+def _named(weight: str, end: str) -> str:
+    """The name of another tensor of the projection with this ``weight``, which of all experts has no end."""
+    if weight.endswith("weight"):
+        return weight.removesuffix("weight") + end
+    return weight + ("" if end == "weight" else f"_{end.removeprefix('weight_')}")
 
 
 def write_config(path: Path, config: Mapping[str, object]) -> None:

@@ -176,7 +176,7 @@ def _code(form: _Format, bits: int) -> CodeFormat:
 
 
 def _strategy(weights: Fields) -> str:
-    """Which weights share a scale. Old configs leave it to group_size."""
+    """What shares a scale, which old configs leave to group_size."""
     if weights.has("strategy"):
         return weights.text("strategy")
     if not weights.has("group_size"):
