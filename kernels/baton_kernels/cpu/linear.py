@@ -29,7 +29,7 @@ class NativeActivation(ctypes.Structure):
 
 
 def takes(weight: QuantizedWeight) -> bool:
-    """Whether the kernels multiply such weights: int8 with a scale of float32 for each row, and nothing else."""
+    """Whether the kernels multiply such weights: int8 with a scale of float32 for each row alone."""
     by_row = weight.scales.shape[-1] == 1 and weight.scales.dtype == torch.float32
     others = (weight.zeros, weight.factors, weight.order)
     return weight.format == "int8" and by_row and all(other is None for other in others)
