@@ -1,5 +1,5 @@
-"""Weights as AWQ publishes them (https://arxiv.org/abs/2306.00978): words of codes of neighbouring outputs, in
-an order of their own."""
+"""Weights as AWQ publishes them (https://arxiv.org/abs/2306.00978): words of codes of neighbouring outputs,
+in an order of their own."""
 
 from __future__ import annotations
 
