@@ -132,7 +132,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def add_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Add tensors to the checkpoint."""
-    write(path, load_file(path / "model.safetensors") | tensors)
+    write(path, {**load_file(path / "model.safetensors"), **tensors})
 
 
 def change_tensor(path: Path, name: str, change: Callable[[Tensor], Tensor | None]) -> Path:
@@ -144,10 +144,10 @@ def change_tensor(path: Path, name: str, change: Callable[[Tensor], Tensor | Non
 
 
 def words(codes: Tensor, bits: int) -> Tensor:
-    """[n * 32 / bits, ...] whole numbers -> [n, ...] int32: each word of so many rows, the first in the lowest
+    """[n * 32 / bits, ...] whole numbers -> [n, ...] int32: a word has so many rows, the first in the lowest
     bits."""
     each = 32 // bits
-    parts = codes.long().unflatten(0, (-1, each))
+    parts = codes.long().reshape(-1, each, *codes.shape[1:])
     word = sum(parts[:, place] << bits * place for place in range(each))
     assert isinstance(word, Tensor)
     return torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32)
@@ -216,7 +216,7 @@ def awq(weight: Tensor, *, group: int = 32, symmetric: bool = False) -> Packed:
     codes, scales, zeros = to_groups(weight, groups, 4, symmetric)
 
     def in_order(rows: Tensor) -> Tensor:
-        return words(rows.unflatten(0, (-1, 8))[:, AWQ_ORDER].flatten(0, 1), 4).mT
+        return words(rows.reshape(-1, 8, rows.shape[1])[:, AWQ_ORDER].flatten(0, 1), 4).mT
 
     tensors = {"qweight": in_order(codes), "qzeros": in_order(zeros), "scales": scales.mT}
     return Packed(tensors, of_groups(codes, scales, zeros, groups))
@@ -243,7 +243,7 @@ def in_octets(codes: Tensor) -> Tensor:
 
 def mxfp4(weight: Tensor) -> Packed:
     """Rows [..., rows, inputs] in groups of 32; scales are powers of two."""
-    parts = weight.unflatten(-1, (-1, 32))
+    parts = weight.reshape(*weight.shape[:-1], -1, 32)
     exponents = (parts.abs().amax(-1, keepdim=True) / 6).log2().ceil()
     codes = to_fp4(parts / exponents.exp2())
     tensors = {"blocks": in_octets(codes), "scales": (exponents + 127).to(torch.uint8).squeeze(-1)}
@@ -252,7 +252,7 @@ def mxfp4(weight: Tensor) -> Packed:
 
 def nvfp4(weight: Tensor, *, weight_only: bool = False) -> Packed:
     """Groups of 16 with a scale of fp8, and a factor for all."""
-    parts = weight.unflatten(-1, (-1, 16))
+    parts = weight.reshape(*weight.shape[:-1], -1, 16)
     factor = weight.abs().max() / (6 * 448)
     scales = (parts.abs().amax(-1) / 6 / factor).to(torch.float8_e4m3fn)
     each = (scales.float() * factor).unsqueeze(-1)
@@ -280,7 +280,8 @@ def fp8_rows(weight: Tensor) -> Packed:
 
 def fp8_blocks(weight: Tensor, size: int) -> Packed:
     """A scale for each block of so many outputs and inputs, [blocks, 1, blocks, 1]."""
-    blocks = weight.unflatten(1, (-1, size)).unflatten(0, (-1, size))
+    rows, inputs = weight.shape
+    blocks = weight.reshape(rows // size, size, inputs // size, size)
     scale = blocks.abs().amax((1, 3), keepdim=True) / 448
     codes = (blocks / scale).to(torch.float8_e4m3fn)
     stands_for = (codes.float() * scale).flatten(2).flatten(0, 1)

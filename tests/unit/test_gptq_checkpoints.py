@@ -84,8 +84,8 @@ def test_experts(tmp_path: Path) -> None:
     assert_split_alike(path)
     change_config(path, quantization_config=config | {"desc_act": True})
     assert refusal(path) == (
-        "quantization_config: desc_act of model.layers.0.mlp.experts.0.gate_proj is true; allowed for experts: "
-        "false"
+        "quantization_config: desc_act of model.layers.0.mlp.experts.0.gate_proj is true; allowed for "
+        "experts: false"
     )
 
 
@@ -100,12 +100,13 @@ def test_order_of_activations(bits: int, dense: Path) -> None:
     model = assert_stands_for(path, meant)
     assert "in the order of activations" in model.scheme.description
     assert refusal_in_ranks(path).endswith(
-        "down_proj.g_idx: inputs are in groups in an order of their own; allowed in a rank's part of them: groups "
-        "in the order of the inputs"
+        "down_proj.g_idx: inputs are in groups in an order of their own; allowed in a rank's part of them: "
+        "groups in the order of the inputs"
     )
     change_tensor(path, f"{K}.g_idx", lambda groups: groups.flip(0))
     assert refusal(path) == (
-        f"tensor {K}.g_idx is not {Q}.g_idx; allowed for projections that are computed as one: the same groups"
+        f"tensor {K}.g_idx is not {Q}.g_idx; allowed for projections that are computed as one: the same "
+        "groups"
     )
     change_tensor(path, f"{K}.g_idx", lambda groups: groups.flip(0))
     change_tensor(path, f"{DOWN}.g_idx", torch.zeros_like)
@@ -159,7 +160,7 @@ def test_fields_that_are_refused(field: str, value: object, allowed: str) -> Non
 
 
 def test_dynamic_fields_that_are_refused() -> None:
-    with pytest.raises(ModelError, match="dynamic.*regular expressions"):
+    with pytest.raises(ModelError, match=r"dynamic.*regular expressions"):
         read(Fields(CONFIG | {"dynamic": {"+:(": {}}}, "config.json"))
     with pytest.raises(ModelError, match="adapter"):
         read(Fields(CONFIG | {"dynamic": {".*": {"adapter": {}}}}, "config.json"))
@@ -192,8 +193,8 @@ def nan(scales: Tensor) -> Tensor:
         (
             "g_idx",
             lambda t: t.flip(0),
-            f"tensor {Q}.g_idx: inputs are in groups in an order of their own; allowed with this desc_act and "
-            "group_size: groups in the order of the inputs",
+            f"tensor {Q}.g_idx: inputs are in groups in an order of their own; allowed with this desc_act "
+            "and group_size: groups in the order of the inputs",
         ),
     ],
 )

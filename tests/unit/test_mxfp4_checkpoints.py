@@ -88,8 +88,8 @@ def test_slices_that_end_within_a_group(tmp_path: Path) -> None:
     recipe = replace(GPT_OSS, overrides={**GPT_OSS.overrides, "intermediate_size": 96})
     path, _ = save_packed(recipe(tmp_path / "plain"), mxfp4, CONFIG, ("self_attn",))
     assert refusal_in_ranks(path) == (
-        f"quantization_config: {EXPERTS}.down_proj has groups of 32 inputs; allowed for inputs 0 to 48: groups "
-        "that divide them (--tensor-parallel-size decides which a rank has)"
+        f"quantization_config: {EXPERTS}.down_proj has groups of 32 inputs; allowed for inputs 0 to 48: "
+        "groups that divide them (--tensor-parallel-size decides which a rank has)"
     )
 
 

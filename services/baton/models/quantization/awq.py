@@ -1,5 +1,5 @@
-"""Weights as AWQ publishes them (https://arxiv.org/abs/2306.00978): words of codes of neighbouring outputs, in an
-order of their own."""
+"""Weights as AWQ publishes them (https://arxiv.org/abs/2306.00978): words of codes of neighbouring outputs,
+in an order of their own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tensors(spec: WeightSpec) -> StoredWeight:
 
 def _in_order(words: Tensor) -> Tensor:
     """[..., n] int32 -> [..., 8 n] uint8: the codes in the order of the outputs."""
-    return codes_in(words, BITS).unflatten(-1, (-1, len(PLACES)))[..., PLACES].flatten(-2)
+    return codes_in(words, BITS).view(*words.shape, len(PLACES))[..., PLACES].flatten(-2)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Weights as GPTQ publishes them (https://arxiv.org/abs/2210.17323): words of codes of neighbouring inputs."""
+"""Weights as GPTQ publishes them (https://arxiv.org/abs/2210.17323): words of codes of neighbouring
+inputs."""
 
 from __future__ import annotations
 
@@ -74,8 +75,8 @@ class GptqZeros(ZeroWords):
 
 @dataclass(frozen=True)
 class InputGroups(TensorForm):
-    """The number of each input's group [inputs]. ``ordered``: whether all the inputs together may be in groups
-    of any order; a part of them has groups of its own, which follow each other."""
+    """The number of each input's group [inputs]. ``ordered``: whether all inputs together may be in groups in
+    any order; a part of them has groups of its own, which follow each other."""
 
     group: int | None
     ordered: bool

@@ -1,4 +1,4 @@
-"""Weights as NVIDIA's ModelOpt publishes them: FP8, and NVFP4, fp4 in groups of 16 inputs whose scales are fp8.
+"""Weights as NVIDIA's ModelOpt publishes them: FP8, and NVFP4, which is fp4 in groups whose scales are fp8.
 
 https://nvidia.github.io/Model-Optimizer/"""
 

@@ -151,8 +151,8 @@ def in_group_order(weight: QuantizedWeight, groups: Tensor, parts: Sequence[str]
     number = weight.scales.shape[-1]
     if own.min() < 0 or own.max() >= number or (own.bincount(minlength=number) != weight.group).any():
         raise ModelError(
-            f"tensor {parts[0]}.g_idx has a group of other than {weight.group} inputs; allowed: {number} groups "
-            "of that size"
+            f"tensor {parts[0]}.g_idx has a group of other than {weight.group} inputs; allowed: {number} "
+            "groups of that size"
         )
     order = own.argsort(stable=True)
     if torch.equal(order, torch.arange(len(order), device=order.device)):

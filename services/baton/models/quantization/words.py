@@ -1,5 +1,5 @@
-"""Codes in words of 32 bits, and what stands beside them, in tensors [inputs, outputs], as GPTQ and AWQ publish
-them."""
+"""Codes in words of 32 bits, and what stands beside them, in tensors [inputs, outputs], as GPTQ and AWQ
+publish them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from baton_kernels.quantized import halves
 
 
 def codes_in(words: Tensor, bits: int) -> Tensor:
-    """[..., n] int32 -> [..., n * 32 / bits] uint8: the codes of 4 or 8 bits in each word, the lowest first."""
+    """[..., n] int32 -> [..., n * 32 / bits] uint8: the 4 or 8 bits of each code in a word, the lowest
+    first."""
     octets = words.contiguous().view(torch.uint8)
     return octets if bits == 8 else halves(octets)
 
