@@ -33,6 +33,7 @@ from baton.models.quantization.plain import PLAIN
 from baton.models.quantization.registry import SCHEMES, Quantization
 from baton.parallel.collectives import Alone, Parallel
 from baton.parallel.shard import Shard
+from baton.models.weight_file import WeightFile
 from baton.process.options import ModelError
 from baton_kernels.activation_kind import SILU, Activation
 from baton_kernels.cpu.experts import PackedExperts
@@ -314,8 +315,8 @@ class TestFiles:
         change(tensors)
         save_file(tensors, path / "model.safetensors")
         model = model_of(experts)
-        files = [*path.glob("*.safetensors")]
-        fill(model.checkpoint_tensors(), shapes_of(experts), path, files, owner="test")
+        places = TensorPlaces(model.checkpoint_tensors(), shapes_of(experts), "test")
+        fill(places, path, [*map(WeightFile.of, path.glob("*.safetensors"))])
         return model
 
     @pytest.mark.parametrize("form", FORMS)
