@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from baton.models.base import CausalLM
 from baton.models.config import ExpertsConfig, ModelConfig
+from baton.models.expected_tensors import TensorPlaces
 from baton.models.experts import Experts
 from baton.models.layers import Linear
 from baton.models.loader import _draw_weights, fill
@@ -31,9 +32,9 @@ from baton.models.quantization.experts_format import (
 )
 from baton.models.quantization.plain import PLAIN
 from baton.models.quantization.registry import SCHEMES, Quantization
+from baton.models.weight_file import WeightFile
 from baton.parallel.collectives import Alone, Parallel
 from baton.parallel.shard import Shard
-from baton.models.weight_file import WeightFile
 from baton.process.options import ModelError
 from baton_kernels.activation_kind import SILU, Activation
 from baton_kernels.cpu.experts import PackedExperts

@@ -131,15 +131,19 @@ def _tensors(described: object, start: int, end: int) -> dict[str, TensorHeader]
 
 def _header(name: str, entry: object, start: int) -> TensorHeader:
     fields = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+    dtype, shape, offsets = fields.get("dtype"), _counts(fields, "shape"), _counts(fields, "data_offsets")
+    if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
         raise ValueError(f"tensor {name} has no dtype, shape and data_offsets")
     first, last = offsets
-    taken = prod(shape) * DTYPES[dtype].itemsize if dtype in DTYPES else last - first
-    if last - first != taken or taken < 0:
+    taken = prod(shape) * DTYPES[dtype].itemsize if dtype in DTYPES else max(0, last - first)
+    if last - first != taken:
         raise ValueError(f"tensor {name} has bytes {first} to {last}, and its shape {taken} bytes")
     return TensorHeader(dtype, torch.Size(shape), range(start + first, start + last))
 
 
-def _are_counts(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+def _counts(fields: Mapping[str, object], name: str) -> list[int] | None:
+    """A list of numbers from 0 on; None: the field is none."""
+    values = fields.get(name)
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        return None
+    return values

@@ -82,7 +82,8 @@ class Slots:
         for name, (slot, form) in stored_weight(self.spec).items():
             tensor: Tensor = self.tensors[slot] if expert is None else self.tensors[slot][expert]
             own = part if slot in ("groups", "input_scale") else rows
-            found[name] = StoredPlace(tensor[own], source, form, matrix, self._neutral(slot, tensor.device))
+            neutral = self._neutral(slot, tensor.device)
+            found[name] = StoredPlace(tensor[own], source, form, matrix, neutral, self.spec)
         return found
 
     def _neutral(self, slot: Slot, device: torch.device) -> Tensor | None:
