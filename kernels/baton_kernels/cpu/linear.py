@@ -13,6 +13,7 @@ from baton_kernels.cpu.library import KINDS, Native, native, pointer
 from baton_kernels.quantized import QuantizedWeight
 
 PANEL = 64
+WORD = 4
 
 
 class NativeActivation(ctypes.Structure):
@@ -99,6 +100,23 @@ class PackedWeight:
     def nbytes(self) -> int:
         """The memory that the packed weight takes, in bytes."""
         return sum(t.nbytes for t in (self.packed, self.scales, self.bias) if t is not None)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether ``rows`` finds the weight's rows: it is plain, and its outputs lie in order."""
+        return self.scales is None and not self.gated
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """The weight's rows at ``indices`` [...] int64 -> [..., inputs]. IndexError for one that is not
+        there."""
+        assert self.has_rows
+        flat = indices.reshape(-1)
+        if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.outputs:
+            raise IndexError(f"rows {int(flat.min())} to {int(flat.max())}; allowed: 0 to {self.outputs - 1}")
+        found = torch.empty((len(flat), self.inputs), dtype=self.packed.dtype)
+        steps = self.inputs * found.itemsize // WORD
+        self._kernels.packed_rows(self.packed.data_ptr(), steps, flat.data_ptr(), len(flat), found.data_ptr())
+        return found.view(*indices.shape, self.inputs)
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [T, inputs] of the type that the weight was packed for -> [T, outputs], of ``out_dtype`` (None:

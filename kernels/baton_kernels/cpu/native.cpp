@@ -54,6 +54,14 @@ void baton_pack_int8(int kind, const int8_t* weight, int64_t outputs, int64_t in
     else pack_int8<float>(weight, outputs, inputs, gated, packed, threads);
 }
 
+// The rows [count] of a weight that baton_pack packed, as words, [count, steps].
+void baton_packed_rows(const int32_t* packed, int64_t steps, const int64_t* rows, int64_t count, int32_t* out) {
+    for (int64_t i = 0; i < count; ++i) {
+        const int32_t* panel = packed + rows[i] / PANEL * PANEL * steps;
+        for (int64_t s = 0; s < steps; ++s) out[i * steps + s] = panel[place(rows[i] % PANEL, s, steps)];
+    }
+}
+
 // ``scales``: the scales of an int8 weight; null for others.
 void baton_linear(int kind, int out_kind, const void* x, const void* packed, const float* scales, const float* bias,
                   void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int activation, float number, int threads) {

@@ -84,11 +84,10 @@ def load_model(
             # Only if needed: torch's first tensor without memory imports sympy, which takes as long as torch.
             with torch.device("meta"):
                 whole = Decoder(config, torch_dtype(dtype, config), alone, scheme)
-        places = places_of(model, whole)
         if load_format == "dummy":
-            _draw_weights(model, places.shapes, seed)
+            _draw_weights(model, places_of(model, whole).shapes, seed)
         else:
-            fill(places, path, weights, progress or (lambda done, total: None))
+            fill(places_of(model, whole), path, weights, progress or (lambda done, total: None))
     with clock.phase("pack"):
         model.pack()
     return model.eval()
