@@ -540,17 +540,3 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     monkeypatch.setenv(library.SWITCH, "fast")
     with pytest.raises(ValueError, match="BATON_CPU_KERNELS is 'fast'; allowed: auto, native, plain"):
         choose()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_a_packed_weight(dtype: torch.dtype) -> None:
-    weight = torch.randn(150, 48).to(dtype)
-    packed = PackedWeight.of(weight)
-    assert packed is not None
-    assert packed.has_rows
-    indices = torch.tensor([[0, 149, 64], [63, 64, 100]])
-    assert torch.equal(packed.rows(indices), weight[indices])
-    assert packed.rows(indices[:0]).shape == (0, 3, 48)
-    for wrong in (-1, 150):
-        with pytest.raises(IndexError, match=f"rows {wrong} to {wrong}; allowed: 0 to 149"):
-            packed.rows(torch.tensor([wrong]))
