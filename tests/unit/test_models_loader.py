@@ -171,6 +171,37 @@ def test_corrupt_header(single: Path) -> None:
     assert refusal(single).startswith(f"{file}: truncated or corrupt (")
 
 
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ([], "the header is no JSON object"),
+        ({"a": {"dtype": "F32", "shape": [2]}}, "tensor a has no dtype, shape and data_offsets"),
+        ({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}, "tensor a has no dtype, shape and"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, "tensor a has bytes 0 to 4, and its"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, "tensor a begins at byte"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, "tensors end at byte"),
+        ({"a": {"dtype": "F4", "shape": [9], "data_offsets": [8, 0]}}, "tensor a has bytes 8 to 0"),
+    ],
+)
+def test_headers_that_lie(header: object, message: str, tmp_path: Path) -> None:
+    file, said = tmp_path / "model.safetensors", json.dumps(header).encode()
+    file.write_bytes(len(said).to_bytes(8, "little") + said + bytes(8))
+    with pytest.raises(ModelError) as error:
+        WeightFile.of(file)
+    assert str(error.value).startswith(f"{file}: truncated or corrupt ({message}")
+
+
+def test_a_type_that_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    said = json.dumps({"a": {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}}).encode()
+    file.write_bytes(len(said).to_bytes(8, "little") + said + bytes(8))
+    with pytest.raises(ModelError, match="tensor a is F4; allowed: F64, F32"):
+        WeightFile.of(file).tensor("a")
+    places = TensorPlaces({"a": Place(torch.empty(16), ())}, {"a": torch.Size((16,))}, "test")
+    with pytest.raises(ModelError, match="tensor a is F4; allowed: float32, bfloat16, float16"):
+        fill(places, tmp_path, [WeightFile.of(file)])
+
+
 def test_missing_tensors(single: Path) -> None:
     edit(single, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"))
     assert refusal(single) == f"{single}: tensor model.layers.1.self_attn.k_proj.weight is missing"
