@@ -35,7 +35,7 @@ from loadtest.shapes import SHAPES, save_random
 BLOCK = 128
 STATUS = Path("/proc/self/status")
 RESET_PEAK = "5"
-"""What has the system forget the peak, written to clear_refs (proc(5))."""
+"""A text that has the system forget the peak, written to clear_refs (proc(5))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def measure(path: Path, dtype: str, quantization: Quantization) -> Resident:
 
 
 def _status() -> dict[str, int]:
-    """What the system says of this process's memory, in bytes."""
+    """The system's figures of this process's memory, in bytes."""
     lines = (line.split() for line in STATUS.read_text().splitlines())
     return {name[:-1]: int(rest[0]) << 10 for name, *rest in lines if rest[1:] == ["kB"]}
 
@@ -88,7 +88,7 @@ class Form:
     """A form in which matrices of layers are written."""
 
     config: Mapping[str, object]
-    """Its quantization_config."""
+    """The checkpoint's quantization_config."""
     tensors: Callable[[str, Tensor], dict[str, Tensor]]
 
 
@@ -111,7 +111,7 @@ def save_quantized(plain: Path, path: Path, form: Form) -> Path:
 
 
 def in_own_process(path: Path, dtype: str, quantization: str) -> Resident:
-    """What a process measures that does nothing else."""
+    """The figures of a process that does nothing else."""
     command = [sys.executable, "-m", "loadtest.resident", "--alone", str(path)]
     told = subprocess.run(
         [*command, "--dtype", dtype, "--quantization", quantization], check=True, stdout=subprocess.PIPE
