@@ -104,7 +104,7 @@ def save_quantized(plain: Path, path: Path, form: Form) -> Path:
     (path / "config.json").write_text(json.dumps({**config, "quantization_config": dict(form.config)}))
     tensors = dict[str, Tensor]()
     for name, tensor in load_file(plain / "model.safetensors").items():
-        is_matrix = tensor.dim() == 2 and name.endswith("_proj.weight") and ".layers." in name
+        is_matrix = tensor.dim() == 2 and name.endswith(".weight") and "_proj" in name
         tensors |= form.tensors(name, tensor) if is_matrix else {name: tensor}
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     return path
