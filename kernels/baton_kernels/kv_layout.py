@@ -181,6 +181,11 @@ class KVLayout:
         kinds = [group.kv for group in self.groups]
         return _lost(kinds, cells, counts, tables, self.page_bytes, self.block_size)
 
+    def kept_bytes(self, group: KVGroup) -> int:
+        """The bytes that the group's layers on this rank keep: of a block of tokens, or of a sequence's
+        state."""
+        return self._cell_bytes(group) * len(group.layers) * _cells(group.kv)
+
     def _cell_bytes(self, group: KVGroup) -> int:
         return _cell_bytes(group.kv, self.block_size, self.element_bytes)
 

@@ -18,10 +18,13 @@ _SAMPLES = 16
 _SAMPLE_BYTES = 4096
 
 
-def resolve_model(name: str, *, revision: str | None = None, weights: bool = True) -> Path:
+def resolve_model(
+    name: str, *, revision: str | None = None, weights: bool = True, fetch: bool = True
+) -> Path:
     """The directory that holds the model ``name``: "demo", a local directory, or a hub id (fetched).
 
-    ``revision`` (branch, tag or commit) and ``weights`` (False: config and tokenizer only) apply to hub ids.
+    ``revision`` (branch, tag or commit), ``weights`` (False: config and tokenizer only) and ``fetch`` (False:
+    what the local cache has of it, nothing is downloaded) apply to hub ids.
 
     Raises ModelError, one line, when there is no such directory or the hub does not give it.
     """
@@ -34,7 +37,7 @@ def resolve_model(name: str, *, revision: str | None = None, weights: bool = Tru
         raise ModelError(f"{name}: is a file; a model is a directory with config.json and *.safetensors")
     if _looks_like_path(name):
         raise ModelError(f"{name}: no such directory")
-    return _download(name, revision, weights)
+    return _download(name, revision, weights, fetch)
 
 
 def revision_of(path: Path) -> str:
@@ -75,7 +78,7 @@ def _looks_like_path(name: str) -> bool:
     return not name or name[0] in "./~" or name.count("/") > 1 or "\\" in name
 
 
-def _download(name: str, revision: str | None, weights: bool) -> Path:
+def _download(name: str, revision: str | None, weights: bool, fetch: bool) -> Path:
     # Here, because it takes half a second, which a start from a local directory need not pay.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -92,7 +95,11 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
     patterns = [*TEXT_FILES, *(WEIGHT_FILES if weights else ())]
     try:
         found = snapshot_download(
-            name, revision=revision, allow_patterns=patterns, ignore_patterns=[*SKIPPED_FILES]
+            name,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=[*SKIPPED_FILES],
+            local_files_only=not fetch,
         )
     except HFValidationError as error:
         raise ModelError(f"{name}: neither a directory nor a possible hub id") from error
@@ -103,7 +110,8 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
     except RevisionNotFoundError as error:
         raise ModelError(f"{name}: the hub has no revision {revision}") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise ModelError(f"{at}: no such directory, not in the cache, and the hub is out of reach") from error
+        where = "not in the cache, and the hub is out of reach" if fetch else "and not in the local cache"
+        raise ModelError(f"{at}: no such directory, {where}") from error
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(f"{at}: the download failed ({reason})") from error

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from baton.models.base import CausalLM
 from baton.models.config import ExpertsConfig, ModelConfig
+from baton.models.expected_tensors import TensorPlaces
 from baton.models.experts import Experts
 from baton.models.layers import Linear
 from baton.models.loader import _draw_weights, fill
@@ -31,6 +32,7 @@ from baton.models.quantization.experts_format import (
 )
 from baton.models.quantization.plain import PLAIN
 from baton.models.quantization.registry import SCHEMES, Quantization
+from baton.models.weight_file import WeightFile
 from baton.parallel.collectives import Alone, Parallel
 from baton.parallel.shard import Shard
 from baton.process.options import ModelError
@@ -314,8 +316,8 @@ class TestFiles:
         change(tensors)
         save_file(tensors, path / "model.safetensors")
         model = model_of(experts)
-        files = [*path.glob("*.safetensors")]
-        fill(model.checkpoint_tensors(), shapes_of(experts), path, files, owner="test")
+        places = TensorPlaces(model.checkpoint_tensors(), shapes_of(experts), "test")
+        fill(places, path, [*map(WeightFile.of, path.glob("*.safetensors"))])
         return model
 
     @pytest.mark.parametrize("form", FORMS)

@@ -65,6 +65,18 @@ def test_hub_id(weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not any("bin" in pattern or "py" in pattern for pattern in patterns)
 
 
+def test_what_the_cache_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str, *, local_files_only: bool, **options: object) -> str:
+        if not local_files_only:
+            return str(tmp_path)
+        raise hub_error(LocalEntryNotFoundError)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert hub.resolve_model("org/model") == tmp_path
+    with pytest.raises(ModelError, match="org/model: no such directory, and not in the local cache"):
+        hub.resolve_model("org/model", fetch=False)
+
+
 def hub_error(kind: type[Exception]) -> Exception:
     """An error as the hub's client raises it, without the HTTP response that its constructor may ask for."""
     error = kind.__new__(kind)

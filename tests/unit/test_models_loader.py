@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.models.expected_tensors import TensorPlaces
 from baton.models.loader import fill, load_model
 from baton.models.quantization.base import Place
+from baton.models.weight_file import WeightFile
 from baton.process.options import ModelError
 from tests.support.tiny_models import TINY_MODELS
 
@@ -89,18 +91,19 @@ def test_only_a_ranks_own_rows_are_read(tmp_path: Path) -> None:
     save_file({name: torch.full(shape, 1.0 + at) for at, name in enumerate(("mine", "others"))}, file)
     part = torch.empty(256, 8192)
     mapped: list[int] = []
-    fill(
-        {"mine": Place(part, (slice(512, 768), slice(None)))},
-        {"mine": shape, "others": shape},
-        tmp_path,
-        [file],
-        owner="test",
-        progress=lambda done, total: mapped.append(resident(file)),
-    )
+
+    class MeasuredPlace(Place):
+        def load(self, found: Tensor) -> None:
+            super().load(found)
+            mapped.append(resident(file))
+
+    place = MeasuredPlace(part, (slice(512, 768), slice(None)))
+    places = TensorPlaces({"mine": place}, {"mine": shape, "others": shape}, "test")
+    fill(places, tmp_path, [WeightFile.of(file)], lambda done, total: mapped.append(resident(file)))
     assert (part == 1).all()
     # The system maps some pages around those that are wanted, up to a large one at either end.
-    assert part.nbytes <= max(mapped) < part.nbytes + (5 << 20)
-    assert resident(file) == 0
+    assert part.nbytes <= mapped[0] < part.nbytes + (5 << 20)
+    assert mapped[1:] == [0, 0, 0]
 
 
 def test_progress(sharded: Path) -> None:
@@ -166,6 +169,37 @@ def test_corrupt_header(single: Path) -> None:
     data[8:40] = b"\xff" * 32
     file.write_bytes(data)
     assert refusal(single).startswith(f"{file}: truncated or corrupt (")
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ([], "the header is no JSON object"),
+        ({"a": {"dtype": "F32", "shape": [2]}}, "tensor a has no dtype, shape and data_offsets"),
+        ({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}, "tensor a has no dtype, shape and"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, "tensor a has bytes 0 to 4, and its"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, "tensor a begins at byte"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, "tensors end at byte"),
+        ({"a": {"dtype": "F4", "shape": [9], "data_offsets": [8, 0]}}, "tensor a has bytes 8 to 0"),
+    ],
+)
+def test_headers_that_lie(header: object, message: str, tmp_path: Path) -> None:
+    file, said = tmp_path / "model.safetensors", json.dumps(header).encode()
+    file.write_bytes(len(said).to_bytes(8, "little") + said + bytes(8))
+    with pytest.raises(ModelError) as error:
+        WeightFile.of(file)
+    assert str(error.value).startswith(f"{file}: truncated or corrupt ({message}")
+
+
+def test_a_type_that_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    said = json.dumps({"a": {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}}).encode()
+    file.write_bytes(len(said).to_bytes(8, "little") + said + bytes(8))
+    with pytest.raises(ModelError, match="tensor a is F4; allowed: F64, F32"):
+        WeightFile.of(file).tensor("a")
+    places = TensorPlaces({"a": Place(torch.empty(16), ())}, {"a": torch.Size((16,))}, "test")
+    with pytest.raises(ModelError, match="tensor a is F4; allowed: float32, bfloat16, float16"):
+        fill(places, tmp_path, [WeightFile.of(file)])
 
 
 def test_missing_tensors(single: Path) -> None:

@@ -26,6 +26,7 @@ _SIGNATURES = {
     "baton_advise": (_P, _L),
     "baton_pack": (_I, _P, _L, _L, _I, _P, _I),
     "baton_pack_codes": (_I, _P, _L, _L, _I, _P, _I),
+    "baton_packed_rows": (_P, _L, _P, _L, _P),
     "baton_linear": (_I, _I, _P, _P, _L, _P, _I),
     "baton_route": (_P, _P, _L, _P, _P, _I),
     "baton_experts_memory": (_I, _P, _L),
@@ -62,6 +63,7 @@ class Native:
         self.advise = library.baton_advise
         self.pack = library.baton_pack
         self.pack_codes = library.baton_pack_codes
+        self.packed_rows = library.baton_packed_rows
         self.linear = library.baton_linear
         self.route = library.baton_route
         self.experts_memory = library.baton_experts_memory

@@ -13,6 +13,8 @@ from baton_kernels.cpu.library import KINDS, Native, native
 from baton_kernels.cpu.packing import NativeMatrix, PackedMatrix, fits
 from baton_kernels.quantized import QuantizedWeight
 
+WORD = 4
+"""The bytes of a word of packed numbers."""
 
 class NativeActivation(ctypes.Structure):
     """An activation as the kernels read it."""
@@ -94,6 +96,24 @@ class PackedWeight:
     def nbytes(self) -> int:
         """The memory that the packed weight takes, in bytes."""
         return self._matrix.nbytes
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether ``rows`` finds the weight's rows: it is plain, and its outputs lie in order."""
+        return self._matrix.holds_rows
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """The weight's rows at ``indices`` [...] int64 -> [..., inputs]. IndexError for one that is not
+        there."""
+        assert self.has_rows
+        flat = indices.reshape(-1)
+        if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.outputs:
+            raise IndexError(f"rows {int(flat.min())} to {int(flat.max())}; allowed: 0 to {self.outputs - 1}")
+        packed = self._matrix.packed
+        found = torch.empty((len(flat), self.inputs), dtype=packed.dtype)
+        steps = self.inputs * found.itemsize // WORD
+        self._kernels.packed_rows(packed.data_ptr(), steps, flat.data_ptr(), len(flat), found.data_ptr())
+        return found.view(*indices.shape, self.inputs)
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [T, inputs] of the type that the weight was packed for -> [T, outputs], of ``out_dtype`` (None:

@@ -62,6 +62,14 @@ void baton_pack_codes(int format, const uint8_t* codes, int64_t outputs, int64_t
     by_format(format, [&](auto of) { pack_codes<decltype(of)>(codes, outputs, inputs, gated, packed, threads); });
 }
 
+// The rows [count] of a weight that baton_pack packed, as words, [count, steps].
+void baton_packed_rows(const int32_t* packed, int64_t steps, const int64_t* rows, int64_t count, int32_t* out) {
+    for (int64_t i = 0; i < count; ++i) {
+        const int32_t* panel = packed + rows[i] / PANEL * PANEL * steps;
+        for (int64_t s = 0; s < steps; ++s) out[i * steps + s] = panel[place(rows[i] % PANEL, s, steps)];
+    }
+}
+
 void baton_linear(int kind, int out_kind, const void* projection, const void* x, int64_t rows, void* out, int threads) {
     const Projection& l = *static_cast<const Projection*>(projection);
     if (!kind) linear(l, static_cast<const float*>(x), rows, static_cast<float*>(out), threads);

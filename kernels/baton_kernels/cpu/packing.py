@@ -92,6 +92,11 @@ class PackedMatrix:
         parts = (self.packed, self.factors, self.bias, self.scales, self.zeros, self.order)
         return sum(part.nbytes for part in parts if part is not None)
 
+    @property
+    def holds_rows(self) -> bool:
+        """Whether the weight's own numbers are there, its rows in order."""
+        return self.native.format == 0 and not self._gated and self._chosen is None
+
     def _take_scales(self, weight: QuantizedWeight) -> None:
         """The scale of whole rows becomes part of their factors, which are multiplied last."""
         self.order = None if weight.order is None else weight.order.int()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
 
 from baton.models.config import ModelConfig
 from baton_kernels.cpu.linear import kernels_for
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""The file of the limit; it says "max" where there is none."""
 
 
 def choose_device(wanted: str) -> str:
@@ -21,6 +25,16 @@ def device_memory(name: str) -> int:
     """The memory of a CUDA device, in bytes; 0 for a CPU, whose memory is not its own."""
     device = exact_device(name)
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
+def machine_memory() -> int:
+    """The memory of this machine, in bytes, or as much of it as this process's control group may use."""
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return installed
+    return min(installed, int(limit)) if limit.isdecimal() else installed
 
 
 def exact_device(name: str) -> torch.device:

@@ -17,7 +17,7 @@ from baton.models.layers import MLP, Embedding, Increment, LayerNorm, Linear, RM
 from baton.models.mixer import Mixer, PlacesItself
 from baton.models.mixers import MIXER_NAMES, new_mixer
 from baton.models.model_step import Narrow, States, Step, TablePlan
-from baton.models.quantization.base import Index, Multiplier, Place, QuantizationScheme
+from baton.models.quantization.base import Index, LinearWeights, Multiplier, Place, QuantizationScheme
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
@@ -379,11 +379,27 @@ class Decoder(CausalLM):
         if (mixture := next((m for m in self.modules() if isinstance(m, Experts)), None)) is not None:
             mixture.warm_up()
         self.stack = self._stacked()
-        # A tied head that is packed exists twice from now on: an embedding is looked up row by row.
+        self._head = self._packed_head()
+
+    def _packed_head(self) -> Multiplier | None:
+        """The output head, once modules are packed. The embedding finds its rows there if it is the same."""
         if self.lm_head is not None:
-            self._head = self.lm_head.multiplier
-        elif self.shard.is_last_stage and self.embed_tokens is not None:
-            self._head = self.scheme.tied(self.embed_tokens.weight).pack()
+            return self.lm_head.multiplier
+        tied = self.tied_head()
+        if tied is None:
+            return None
+        head = tied.pack()
+        if isinstance(head, PackedWeight) and head.has_rows:
+            assert self.embed_tokens is not None
+            self.embed_tokens.look_up_in(head)
+        return head
+
+    def tied_head(self) -> LinearWeights | None:
+        """The output head, made of the embedding; None: it is not here, or has weights of its own."""
+        if not self.shard.is_last_stage or self.lm_head is not None:
+            return None
+        assert self.embed_tokens is not None and self.embed_tokens.weight is not None, "not packed"
+        return self.scheme.tied(self.embed_tokens.weight)
 
     def _stacked(self) -> LayerStack | None:
         layers = [cast(DecoderLayer, layer).packed for layer in self.layers.values()]

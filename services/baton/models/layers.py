@@ -54,15 +54,27 @@ class Embedding(nn.Module):
         super().__init__()
         self.ids = ids
         self.is_part = is_part
-        self.weight = empty_parameter(len(ids), size, dtype=dtype)
+        self.weight: nn.Parameter | None = empty_parameter(len(ids), size, dtype=dtype)
+        """The rows; None: a packed output head has them."""
         self.source = (_slice(ids), slice(None))
+        self._head: PackedWeight | None = None
+
+    def look_up_in(self, head: PackedWeight) -> None:
+        """Look up rows in the packed output head, which is the same weight, and free them here."""
+        self._head, self.weight = head, None
 
     def forward(self, token_ids: Tensor) -> Tensor:
         if not self.is_part:
-            return F.embedding(token_ids, self.weight)
+            return self._rows(token_ids)
         rows = token_ids - self.ids.start
         elsewhere = (rows < 0) | (rows >= len(self.ids))
-        return F.embedding(rows.masked_fill(elsewhere, 0), self.weight).masked_fill_(elsewhere[:, None], 0)
+        return self._rows(rows.masked_fill(elsewhere, 0)).masked_fill_(elsewhere[:, None], 0)
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        if self._head is not None:
+            return self._head.rows(rows)
+        assert self.weight is not None
+        return F.embedding(rows, self.weight)
 
 
 class RMSNorm(nn.Module):

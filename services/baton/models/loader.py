@@ -5,23 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from baton.models.base import CausalLM
 from baton.models.config import DTYPES, KVCacheDtype, LoadFormat, ModelConfig
 from baton.models.decoder import Decoder, checkpoint_name
+from baton.models.expected_tensors import ExpectedTensors, TensorPlaces
 from baton.models.quantization.base import Place, QuantizationScheme
 from baton.models.quantization.checkpoint import CheckpointScheme
 from baton.models.quantization.experts_format import SEPARATE
 from baton.models.quantization.registry import SCHEMES, Quantization
+from baton.models.weight_file import WeightFile
 from baton.parallel.collectives import Parallel
 from baton.parallel.shard import Shard
 from baton.process.options import ModelError
@@ -74,9 +75,7 @@ def load_model(
     if load_format not in get_args(LoadFormat):
         raise ModelError(f"load format is {load_format!r}; allowed: {', '.join(get_args(LoadFormat))}")
     weights = weight_files(path) if load_format == "auto" else []
-    if config.tie_word_embeddings and _have_own_head(weights):
-        config = replace(config, tie_word_embeddings=False)
-    config = _with_names_of(weights, config)
+    config = as_saved(config, weights)
     scheme = scheme_of(config, quantization)
     scheme.check(torch.device(device), torch_dtype(dtype, config))
     alone = Parallel.alone(config)
@@ -88,20 +87,10 @@ def load_model(
             # Only if needed: torch's first tensor without memory imports sympy, which takes as long as torch.
             with torch.device("meta"):
                 whole = Decoder(config, torch_dtype(dtype, config), alone, scheme)
-        shapes = {name: place.shape for name, place in whole.checkpoint_tensors().items()}
         if load_format == "dummy":
-            _draw_weights(model, shapes, seed)
+            _draw_weights(model, places_of(model, whole).shapes, seed)
         else:
-            fill(
-                model.checkpoint_tensors(),
-                shapes,
-                path,
-                weights,
-                owner=config.architecture,
-                usual=lambda name: _usual(name, config),
-                harmless=lambda name, tensor: _harmless(name, tensor, config),
-                progress=progress or (lambda done, total: None),
-            )
+            fill(places_of(model, whole), path, weights, progress or (lambda done, total: None))
     with clock.phase("pack"):
         model.pack()
     return model.eval()
@@ -213,8 +202,13 @@ def _heads_and_layers(config: ModelConfig, shard: Shard | None) -> tuple[int, in
     return len(shard.kv_heads), len(shard.layers)
 
 
-def weight_files(path: Path) -> list[Path]:
-    """The safetensors files in the directory. ModelError if there are none, or not all that are listed."""
+def weight_files(path: Path) -> list[WeightFile]:
+    """The safetensors files in the directory. ModelError if there are none, or not all that are listed, or
+    one is not whole."""
+    return [*map(WeightFile.of, _paths_of_weights(path))]
+
+
+def _paths_of_weights(path: Path) -> list[Path]:
     if (path / SINGLE_FILE).is_file():
         return [path / SINGLE_FILE]
     index = path / INDEX_FILE
@@ -235,54 +229,44 @@ def weight_files(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
+def places_of(model: CausalLM, whole: CausalLM) -> TensorPlaces:
+    """The places of the tensors of ``model``, all or a rank's part of the ``whole`` one."""
+    config = model.config
+    return TensorPlaces(
+        of_rank=model.checkpoint_tensors(),
+        shapes={name: place.shape for name, place in whole.checkpoint_tensors().items()},
+        owner=config.architecture,
+        name_of=lambda name: _usual(_unwrapped(name), config),
+        harmless=lambda file, name: _harmless(file, name, config),
+    )
+
+
 def fill(
-    places: Mapping[str, Place],
-    shapes: Mapping[str, torch.Size],
+    places: TensorPlaces,
     path: Path,
-    files: list[Path],
-    *,
-    owner: str,
-    usual: Callable[[str], str] = lambda name: name,
-    harmless: Callable[[str, Tensor], bool] = lambda name, tensor: False,
+    files: Sequence[WeightFile],
     progress: Progress = lambda done, total: None,
 ) -> None:
-    """Fill each of ``places`` exactly once from the files in the directory ``path``, and read nothing else.
-    ``shapes`` are the shapes of all tensors that may be in the files. ``usual``: the name in ``places`` of a
-    tensor in the files.
-
-    ``owner`` names the owner of the places in the ModelError about a tensor without one, unless that is
-    ``harmless``.
-    """
-    waiting = dict(places)
-    done, total = 0, sum(file.stat().st_size for file in files)
+    """Fill each place exactly once from the files in the directory ``path``, and read nothing else.
+    ModelError for a tensor without a place, and for one that does not fit or is missing."""
+    expected = ExpectedTensors(places, path)
+    done, total = 0, sum(file.num_bytes for file in files)
     for file in files:
-        for found, tensor in _tensors(file):
-            name = usual(_unwrapped(found))
-            done += tensor.nbytes
-            if name in waiting:
-                _copy(file, found, tensor, waiting.pop(name), shapes[name])
-            elif name in places:
-                raise ModelError(f"{file}: tensor {found} comes a second time")
-            elif name in shapes:  # a tensor of another rank
-                pass
-            elif not harmless(found, tensor):
-                raise ModelError(f"{file}: {owner} has no place for tensor {found}")
+        for name, header in file.tensors.items():
+            place = expected.place_of(file, name, header)
+            if place is not None:
+                _load(file, name, place, expected.shape_of(name))
+            done += len(header.data)
             progress(done, total)
-    missing = [name for name, place in waiting.items() if not place.is_optional]
-    if missing:
-        first, more = min(missing), len(missing) - 1
-        raise ModelError(f"{path}: tensor {first} is missing" + (f", and {more} more" if more else ""))
+    expected.check_all_came()
     progress(total, total)
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one file, mapped, not read: their pages come in as they are copied."""
+def _load(file: WeightFile, name: str, place: Place, shape: torch.Size) -> None:
     try:
-        with safe_open(file, framework="pt", device="cpu") as reader:
-            for name in reader.keys():  # noqa: SIM118 (not a mapping)
-                yield name, reader.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file}: truncated or corrupt ({error})") from error
+        place.load(file.tensor(name).reshape(shape))
+    except ValueError as error:
+        raise ModelError(f"{file.path}: tensor {name}: {error}") from None
 
 
 def fill_all(module: nn.Module, path: Path, *, owner: str) -> None:
@@ -290,22 +274,28 @@ def fill_all(module: nn.Module, path: Path, *, owner: str) -> None:
     tensors = module.state_dict()
     places = {name: Place(tensor, (slice(None),) * tensor.dim()) for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    fill(places, shapes, path, weight_files(path), owner=owner)
+    fill(TensorPlaces(places, shapes, owner), path, weight_files(path))
 
 
-def _have_own_head(files: list[Path]) -> bool:
+def as_saved(config: ModelConfig, files: Sequence[WeightFile]) -> ModelConfig:
+    """The config with what the files say of the output head and of the names of the experts' tensors."""
+    if config.tie_word_embeddings and _have_own_head(files):
+        config = replace(config, tie_word_embeddings=False)
+    return _with_names_of(files, config)
+
+
+def _have_own_head(files: Sequence[WeightFile]) -> bool:
     """Whether the files hold an output head unlike the embedding. Configs of models with an encoder, too,
     say by default that both are one; transformers believes the files then."""
     ends = "lm_head.weight", "model.embed_tokens.weight"
-    named = ((_unwrapped(name), tensor) for file in files for name, tensor in _tensors(file))
-    found = [tensor for name, tensor in named if name in ends]
-    if len(found) < len(ends):
+    found = [(file, name) for file in files for name in file.tensors if _unwrapped(name) in ends]
+    if len(found) != len(ends):
         return False
-    head, embedding = found
+    head, embedding = (file.tensor(name) for file, name in found)
     return head.dtype != embedding.dtype or not torch.equal(head, embedding)
 
 
-def _with_names_of(files: list[Path], config: ModelConfig) -> ModelConfig:
+def _with_names_of(files: Sequence[WeightFile], config: ModelConfig) -> ModelConfig:
     """The config with the names that the files have of the experts' tensors. Those who quantize models take
     experts apart."""
     rule = config.experts
@@ -316,35 +306,18 @@ def _with_names_of(files: list[Path], config: ModelConfig) -> ModelConfig:
         others.append(SEPARATE)
     for other in others:
         down = re.compile(r"\b" + r"\d+".join(map(re.escape, other.down.split("{}"))) + "(?:[._]|$)")
-        if any(down.search(name) for file in files for name, _ in _tensors(file)):
+        if any(down.search(name) for file in files for name in file.tensors):
             return replace(config, experts=replace(rule, names=other))
     return config
 
 
-def _copy(file: Path, name: str, tensor: Tensor, place: Place, shape: torch.Size) -> None:
-    if not place.fits(tensor.shape, shape):
-        found, expected = list(tensor.shape), list(shape)
-        raise ModelError(f"{file}: tensor {name} has shape {found}; expected {expected}")
-    if tensor.dtype not in place.dtypes:
-        allowed = ", ".join(map(_dtype_name, place.dtypes))
-        raise ModelError(f"{file}: tensor {name} is {_dtype_name(tensor.dtype)}; allowed: {allowed}")
-    try:
-        place.load(tensor.reshape(shape))
-    except ValueError as error:
-        raise ModelError(f"{file}: tensor {name}: {error}") from None
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _harmless(name: str, tensor: Tensor, config: ModelConfig) -> bool:
+def _harmless(file: WeightFile, name: str, config: ModelConfig) -> bool:
     """Whether a tensor is one that checkpoints carry though it follows from the config or from other tensors,
     or adds nothing, or belongs to a part of the model that is left out."""
     unused = () if config.quantization is None else config.quantization.unused
     if any(part in name for part in config.ignored) or name.endswith(unused):
         return True
-    if name.endswith(".bias") and not tensor.any():  # AutoGPTQ's
+    if name.endswith(".bias") and not file.tensor(name).any():  # AutoGPTQ's
         return True
     return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
 

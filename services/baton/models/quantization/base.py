@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from baton.models.quantization.experts_format import ExpertNames, ExpertsForm, rows_of
 from baton.models.quantization.registry import Quantization
+from baton.models.quantization.weight_spec import WeightSpec
 from baton_kernels.activation_kind import Activation
 
 Rows: TypeAlias = range | tuple[int, ...]
@@ -62,6 +63,16 @@ class Place:
     def shape(self) -> torch.Size:
         """The shape of the checkpoint's tensor, if this is a place in a whole model."""
         return self.tensor.shape
+
+    @property
+    def spec(self) -> WeightSpec | None:
+        """What is kept of the weight that the tensor is of; None: plain numbers."""
+        return None
+
+    @property
+    def num_matrices(self) -> int:
+        """The weights whose numbers, or codes, the tensor has; 0: it has their scales, or the like."""
+        return 1
 
     def fits(self, shape: torch.Size, expected: torch.Size) -> bool:
         """Whether a tensor of this shape may be loaded where one of the shape ``expected`` is."""
@@ -220,6 +231,14 @@ class FusedPlace(Place):
         rows, *rest = part
         shape = torch.Size((experts, rows * self.projections, *rest))
         return torch.Size((shape[0], shape[2], shape[1])) if self.is_transposed else shape
+
+    @property
+    def spec(self) -> WeightSpec | None:
+        return self.parts[0].place.spec
+
+    @property
+    def num_matrices(self) -> int:
+        return sum(part.place.num_matrices for part in self.parts)
 
     def load(self, found: Tensor) -> None:
         if found.dim() == 1:  # a number of each expert

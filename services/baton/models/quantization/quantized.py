@@ -94,7 +94,8 @@ class Slots:
             if slot is not None:
                 tensor = tensor if expert is None else tensor[expert]
                 tensor = tensor[part if slot in ("groups", "input_scale") else rows]
-            found[name] = StoredPlace(tensor, source, form, matrix, self._neutral(slot, tensor.device))
+            neutral = self._neutral(slot, tensor.device)
+            found[name] = StoredPlace(tensor, source, form, matrix, neutral, self.spec)
         return found
 
     def tensor(self, slot: Slot | None) -> Tensor:

@@ -38,6 +38,11 @@ class RoundedPlace(Place):
 
     scales: Tensor
     round: Rounding
+    kept: WeightSpec
+
+    @property
+    def spec(self) -> WeightSpec:
+        return self.kept
 
     def load(self, found: Tensor) -> None:
         rows, columns = self.source
@@ -58,7 +63,7 @@ class RoundedWeights(QuantizedWeights):
 
     def tensor_places(self, part: int, rows: slice, source: tuple[Index, slice]) -> Mapping[str, Place]:
         codes, scales = self.slots.tensors["codes"], self.slots.tensors["scales"]
-        return {"weight": RoundedPlace(codes[rows], source, scales[rows], self._round)}
+        return {"weight": RoundedPlace(codes[rows], source, scales[rows], self._round, self.slots.spec)}
 
 
 class RoundedExperts(QuantizedExperts):
@@ -77,7 +82,7 @@ class RoundedExperts(QuantizedExperts):
     ) -> Mapping[str, Place]:
         tensors = self.slots[name].tensors
         codes, scales = tensors["codes"][expert, rows], tensors["scales"][expert, rows]
-        return {"weight": RoundedPlace(codes, source, scales, self._round)}
+        return {"weight": RoundedPlace(codes, source, scales, self._round, self.slots[name].spec)}
 
     def matrix_tensor(self, name: ExpertMatrix, kind: str) -> Tensor:
         return self.slots[name].tensors["codes"]
@@ -112,7 +117,8 @@ class RoundedScheme(QuantizationScheme):
         return RoundedExperts(shape, self._spec, self._round)
 
     def tied(self, weight: nn.Parameter) -> RoundedWeights:
-        rounded = RoundedWeights(LinearShape.of(weight), self._spec, self._round)
+        with weight.device:
+            rounded = RoundedWeights(LinearShape.of(weight), self._spec, self._round)
         rounded.places()[""]["weight"].load(weight)
         return rounded
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from baton.models.quantization.base import Index, Place
+from baton.models.quantization.weight_spec import WeightSpec
 
 Slot = Literal["codes", "scales", "zeros", "factors", "groups", "input_scale"]
 """The tensors of a ``QuantizedWeight``; groups: the group of each input, which give its order."""
@@ -49,6 +50,7 @@ class StoredPlace(Place):
     matrix: MatrixShape
     neutral: Tensor | None
     """What fills the slot of weights that are drawn, or expands to it; None: codes, which are drawn."""
+    kept: WeightSpec
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -57,6 +59,14 @@ class StoredPlace(Place):
     @property
     def shape(self) -> torch.Size:
         return self.form.shape(self.matrix)
+
+    @property
+    def spec(self) -> WeightSpec:
+        return self.kept
+
+    @property
+    def num_matrices(self) -> int:
+        return int(self.neutral is None)
 
     def fits(self, shape: torch.Size, expected: torch.Size) -> bool:
         return [size for size in shape if size != 1] == [size for size in expected if size != 1]
