@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from baton_kernels.quantized import HALF_BYTE_FORMATS, CodeFormat, QuantizedWeight
+from baton_kernels.code_formats import HALF_BYTE_FORMATS, CodeFormat
+from baton_kernels.quantized import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)

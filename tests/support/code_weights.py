@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton_kernels.quantized import CodeFormat, QuantizedWeight, joined
+from baton_kernels.code_formats import CodeFormat
+from baton_kernels.quantized import QuantizedWeight, joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from baton.models.decoder import Decoder
 from baton.models.experts import Experts
 from baton.models.latent_attention import LatentAttention
 from baton.models.layers import Linear
-from baton.models.loader import fill, load_model, scheme_of, weight_files
-from baton.models.quantization.quantized import QuantizedExpertTensors
+from baton.models.loader import fill, load_model, places_of, scheme_of, weight_files
+from baton.models.quantization.quantized import QuantizedExperts
 from baton.parallel.collectives import Parallel
 from baton.process.options import ModelError
 from tests.support.laid_out import LaidOut
@@ -46,9 +47,7 @@ def loaded(path: Path) -> Decoder:
     """The model as it is before its weights are packed."""
     config = ModelConfig.from_dir(path)
     model = Decoder(config, torch.float32, Parallel.alone(config), scheme_of(config, "auto"))
-    places = model.checkpoint_tensors()
-    shapes = {name: place.shape for name, place in places.items()}
-    fill(places, shapes, path, weight_files(path), owner="", harmless=lambda name, tensor: True)
+    fill(replace(places_of(model, model), harmless=lambda file, name: True), path, weight_files(path))
     return model
 
 
@@ -61,9 +60,9 @@ def weights_of(model: Decoder) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.up", module._up_weights.plain()
         if isinstance(module, Experts) and module.weights is not None:
             for matrix, parameter in module.weights.matrices.items():
-                if not isinstance(module.weights, QuantizedExpertTensors):
+                if not isinstance(module.weights, QuantizedExperts):
                     yield f"{name}.{matrix}", parameter
-            if isinstance(module.weights, QuantizedExpertTensors):
+            if isinstance(module.weights, QuantizedExperts):
                 for matrix, slots in module.weights.slots.items():
                     yield f"{name}.{matrix}", slots.weight().dequantized()
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from baton_kernels.quantized import CodeFormat, QuantizedWeight, Rounding, joined
+from baton_kernels.code_formats import CodeFormat, Rounding
+from baton_kernels.quantized import QuantizedWeight, joined
 
 
 @dataclass(frozen=True)

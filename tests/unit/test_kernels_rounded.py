@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from baton_kernels.activation import SILU
-from baton_kernels.norm import Norm
 from baton_kernels.code_formats import Rounding
+from baton_kernels.norm import Norm
 from baton_kernels.rounded_rows import RoundedRows, RowRounding, round_rows
 from tests.support.quantized_cases import ROUNDED, QuantizedKind
 

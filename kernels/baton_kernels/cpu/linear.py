@@ -16,6 +16,7 @@ from baton_kernels.quantized import QuantizedWeight
 WORD = 4
 """The bytes of a word of packed numbers."""
 
+
 class NativeActivation(ctypes.Structure):
     """An activation as the kernels read it."""
 

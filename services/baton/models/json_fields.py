@@ -43,11 +43,6 @@ class Fields:
         left = {name: value for name, value in self._values.items() if name not in names}
         return Fields(left, self._where, self._prefix)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the fields, in order."""
-        return tuple(self._values)
-
     def invalid(self, name: str, part: object, allowed: str) -> ModelError:
         """The error of a part of a field's value."""
         where = f"{self._where}: {self._prefix}{name}"

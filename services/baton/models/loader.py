@@ -22,7 +22,7 @@ from baton.models.quantization.base import Place, QuantizationScheme
 from baton.models.quantization.checkpoint import CheckpointScheme
 from baton.models.quantization.experts_format import SEPARATE
 from baton.models.quantization.registry import SCHEMES, Quantization
-from baton.models.weight_file import WeightFile
+from baton.models.weight_file import WeightFile, dtype_name
 from baton.parallel.collectives import Parallel
 from baton.parallel.shard import Shard
 from baton.process.options import ModelError
@@ -139,9 +139,9 @@ def kv_dtype(wanted: KVCacheDtype, config: ModelConfig, dtype: torch.dtype, devi
             f"kv_cache_dtype is {wanted!r}; allowed: auto for {config.architecture}, which keeps {keeps}"
         )
     if dtype not in FP8_QUERIES[device]:
-        allowed = ", ".join(_dtype_name(each) for each in FP8_QUERIES[device])
+        allowed = ", ".join(dtype_name(each) for each in FP8_QUERIES[device])
         raise ModelError(
-            f"kv_cache_dtype is {wanted!r}; allowed: auto with dtype {_dtype_name(dtype)} on {device}, or "
+            f"kv_cache_dtype is {wanted!r}; allowed: auto with dtype {dtype_name(dtype)} on {device}, or "
             f"another dtype: {allowed}"
         )
     return FP8

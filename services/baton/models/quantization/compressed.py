@@ -14,6 +14,7 @@ from baton.models.quantization.stored import (
     ByteScales,
     Codes,
     GroupScales,
+    HalfBytes,
     MatrixShape,
     OneScale,
     StoredTensor,
@@ -67,7 +68,7 @@ def _scales(spec: WeightSpec) -> StoredTensor:
             return StoredTensor("scales", GroupScales(_blocks(spec)))
         case "fp8":
             return StoredTensor("scales", ByteScales(_blocks(spec), torch.float8_e4m3fn))
-        case "e8m0":
+        case _:
             return StoredTensor("scales", ByteScales(_blocks(spec), torch.float8_e8m0fnu))
 
 
@@ -138,20 +139,6 @@ class GroupsOfInputs(_Words):
 
     def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
         return found.view(-1)[inputs.start : inputs.stop]
-
-
-class HalfBytes(TensorForm):
-    """Two codes in a byte, [rows, inputs / 2]: that of the even input in the low half."""
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (torch.uint8,)
-
-    def shape(self, matrix: MatrixShape) -> torch.Size:
-        return torch.Size((matrix.rows, -(-matrix.inputs // 2)))
-
-    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
-        return found[rows, inputs.start // 2 : inputs.stop // 2]
 
 
 class Divisor(OneScale):

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from baton.models.quantization.stored import (
+    Blocks,
+    ByteScales,
     MatrixShape,
     StoredTensor,
     StoredWeight,
     TensorForm,
-    finite,
 )
 from baton.models.quantization.weight_spec import WeightSpec
 
@@ -22,35 +23,20 @@ GROUP = 32
 def tensors(spec: WeightSpec) -> StoredWeight:
     """The codes and their scales."""
     return {
-        "blocks": StoredTensor("codes", Blocks()),
-        "scales": StoredTensor("scales", PowerScales()),
+        "blocks": StoredTensor("codes", GroupsOfHalfBytes()),
+        "scales": StoredTensor("scales", ByteScales(Blocks(1, GROUP), torch.float8_e8m0fnu)),
     }
 
 
-class OctetForm(TensorForm):
-    """Bytes that are no numbers of theirs."""
+class GroupsOfHalfBytes(TensorForm):
+    """Two codes in a byte, [rows, groups, bytes of a group]."""
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         return (torch.uint8,)
-
-
-class Blocks(OctetForm):
-    """Codes [rows, groups, bytes of a group]."""
 
     def shape(self, matrix: MatrixShape) -> torch.Size:
         return torch.Size((matrix.rows, -(-matrix.inputs // GROUP), GROUP // 2))
 
     def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
         return found[rows, inputs.start // GROUP : inputs.stop // GROUP].flatten(1)
-
-
-class PowerScales(OctetForm):
-    """Scales [rows, groups]: exponents of 2, plus 127."""
-
-    def shape(self, matrix: MatrixShape) -> torch.Size:
-        return torch.Size((matrix.rows, -(-matrix.inputs // GROUP)))
-
-    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
-        part = found[rows, inputs.start // GROUP : inputs.stop // GROUP]
-        return finite(part.contiguous().view(torch.float8_e8m0fnu))

@@ -205,6 +205,20 @@ class ByteScales(TensorForm):
         return finite(self.blocks.of(found.view(torch.uint8), rows, inputs).view(self.dtype))
 
 
+class HalfBytes(TensorForm):
+    """Two codes in a byte, [rows, inputs / 2]: that of the even input in the low half."""
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return (torch.uint8,)
+
+    def shape(self, matrix: MatrixShape) -> torch.Size:
+        return torch.Size((matrix.rows, -(-matrix.inputs // 2)))
+
+    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+        return found[rows, inputs.start // 2 : inputs.stop // 2]
+
+
 class OneScale(ScaleForm):
     """One number of a projection."""
 
