@@ -76,6 +76,10 @@ class CheckpointScheme(QuantizationScheme):
             return PLAIN.allocate_experts(shape, names)
         if gate_up is None or down is None:
             raise _differ(modules[0], gate_up, downs[0], down)
+        if gate_up.ordered or down.ordered:
+            raise ModelError(
+                f"quantization_config: desc_act of {modules[0]} is true; allowed for experts: false"
+            )
         _check_groups(modules[0], gate_up, range(shape.hidden))
         _check_groups(downs[0], down, shape.inner)
         return QuantizedExperts(shape, gate_up, down)
