@@ -306,7 +306,7 @@ def _harmless(name: str, tensor: Tensor, config: ModelConfig) -> bool:
     or adds nothing, or belongs to a part of the model that is left out."""
     if any(part in name for part in config.ignored):
         return True
-    if name.endswith(".bias") and not tensor.any():  # AutoGPTQ's
+    if config.quantization is not None and name.endswith(".bias") and not tensor.any():  # AutoGPTQ's
         return True
     return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.models.quantization.stored import (
-    Checked,
+    OnlyChecked,
     Codes,
     GroupScales,
     MatrixShape,
@@ -36,7 +36,7 @@ def fp8(spec: WeightSpec) -> StoredWeight:
 
 def nvfp4(spec: WeightSpec) -> StoredWeight:
     """The tensors of NVFP4; activations keep their type, whatever their scale."""
-    return {**nvfp4_weight_only(spec), "input_scale": StoredTensor(None, Checked(OneScale()))}
+    return {**nvfp4_weight_only(spec), "input_scale": StoredTensor(None, OnlyChecked(OneScale()))}
 
 
 def nvfp4_weight_only(spec: WeightSpec) -> StoredWeight:

@@ -28,7 +28,7 @@ def tensors(spec: WeightSpec) -> StoredWeight:
 
 
 class OctetForm(TensorForm):
-    """Bytes that are no numbers of theirs."""
+    """Numbers of a byte, without a sign."""
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
