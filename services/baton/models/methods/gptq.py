@@ -92,7 +92,8 @@ def _quantized(fields: Fields) -> ModuleNames:
         for entry in (value if isinstance(value, list) else [value])
         for item in (entry if isinstance(entry, list) else [entry])
     ]
-    if not items or not all(isinstance(item, str) for item in items):
+    names = [item for item in items if isinstance(item, str)]
+    if not names or len(names) < len(items):
         raise fields.error(field, "names of modules, or lists of such names")
-    listed = "|".join(map(re.escape, items))
+    listed = "|".join(map(re.escape, names))
     return ModuleNames(pattern=rf"(?:.*\.)?(?:{listed})$")

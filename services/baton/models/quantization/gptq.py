@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.models.quantization.stored import OnlyChecked, MatrixShape, StoredTensor, StoredWeight, TensorForm
+from baton.models.quantization.stored import MatrixShape, OnlyChecked, StoredTensor, StoredWeight, TensorForm
 from baton.models.quantization.weight_spec import WeightSpec
 from baton.models.quantization.words import (
     ColumnScales,

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from baton.models.quantization.stored import (
-    OnlyChecked,
     Codes,
     GroupScales,
     MatrixShape,
     OneScale,
+    OnlyChecked,
     StoredTensor,
     StoredWeight,
     TensorForm,
