@@ -317,7 +317,8 @@ def _harmless(file: WeightFile, name: str, config: ModelConfig) -> bool:
     unused = () if config.quantization is None else config.quantization.unused
     if any(part in name for part in config.ignored) or name.endswith(unused):
         return True
-    if name.endswith(".bias") and not file.tensor(name).any():  # AutoGPTQ's
+    quantized = config.quantization is not None
+    if quantized and name.endswith(".bias") and not file.tensor(name).any():  # AutoGPTQ's
         return True
     return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.models.quantization.stored import Checked, MatrixShape, StoredTensor, StoredWeight
+from baton.models.quantization.stored import MatrixShape, OnlyChecked, StoredTensor, StoredWeight
 from baton.models.quantization.weight_spec import WeightSpec
 from baton.models.quantization.words import (
     ColumnScales,
@@ -28,7 +28,7 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 def tensors(spec: WeightSpec) -> StoredWeight:
     """The tensors of the version "gemm"."""
     zeros = AwqZeros(BITS, spec.group)
-    middle = StoredTensor(None, Checked(MiddleZeros(zeros, "zero_point is false")))
+    middle = StoredTensor(None, OnlyChecked(MiddleZeros(zeros, "zero_point is false")))
     return {
         "qweight": StoredTensor("codes", OutputWords()),
         "qzeros": StoredTensor("zeros", zeros) if spec.zeros else middle,

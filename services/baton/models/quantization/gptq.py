@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.models.quantization.stored import Checked, MatrixShape, StoredTensor, StoredWeight, TensorForm
+from baton.models.quantization.stored import MatrixShape, OnlyChecked, StoredTensor, StoredWeight, TensorForm
 from baton.models.quantization.weight_spec import WeightSpec
 from baton.models.quantization.words import (
     ColumnScales,
@@ -34,13 +34,13 @@ def tensors_v2(spec: WeightSpec) -> StoredWeight:
 def _tensors(spec: WeightSpec, less: int) -> StoredWeight:
     bits = 4 if spec.code == "int4" else 8
     zeros = GptqZeros(bits, spec.group, less)
-    middle = StoredTensor(None, Checked(MiddleZeros(zeros, "sym is true")))
+    middle = StoredTensor(None, OnlyChecked(MiddleZeros(zeros, "sym is true")))
     groups = InputGroups(spec.group, spec.ordered)
     return {
         "qweight": StoredTensor("codes", InputWords(bits)),
         "qzeros": StoredTensor("zeros", zeros) if spec.zeros else middle,
         "scales": StoredTensor("scales", ColumnScales(spec.group)),
-        "g_idx": StoredTensor("groups", groups) if spec.ordered else StoredTensor(None, Checked(groups)),
+        "g_idx": StoredTensor("groups", groups) if spec.ordered else StoredTensor(None, OnlyChecked(groups)),
     }
 
 

@@ -9,11 +9,11 @@ import torch
 from baton.models.quantization.stored import (
     Blocks,
     ByteScales,
-    Checked,
     Codes,
     GroupScales,
     HalfBytes,
     OneScale,
+    OnlyChecked,
     StoredTensor,
     StoredWeight,
 )
@@ -33,7 +33,7 @@ def fp8(spec: WeightSpec) -> StoredWeight:
 
 def nvfp4(spec: WeightSpec) -> StoredWeight:
     """The tensors of NVFP4; activations keep their type, whatever their scale."""
-    return {**nvfp4_weight_only(spec), "input_scale": StoredTensor(None, Checked(OneScale()))}
+    return {**nvfp4_weight_only(spec), "input_scale": StoredTensor(None, OnlyChecked(OneScale()))}
 
 
 def nvfp4_weight_only(spec: WeightSpec) -> StoredWeight:

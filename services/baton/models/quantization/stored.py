@@ -109,7 +109,7 @@ class StoredTensor(NamedTuple):
     """A tensor of the checkpoint, and what it fills."""
 
     slot: Slot | None
-    """None: nothing; its form is ``Checked``."""
+    """None: nothing; its form is ``OnlyChecked``."""
     form: TensorForm
 
 
@@ -230,7 +230,7 @@ class OneScale(ScaleForm):
 
 
 @dataclass(frozen=True)
-class Checked(TensorForm):
+class OnlyChecked(TensorForm):
     """Numbers that are checked like those of another form, and not kept."""
 
     form: TensorForm
