@@ -49,7 +49,8 @@ Length = Annotated[
     OptionsOf(
         WorkerConfig,
         only=(
-            *("dtype", "quantization", "device", "max_model_len", "block_size", "kv_cache_memory"),
+            *("dtype", "quantization", "device", "max_model_len", "block_size"),
+            *("kv_cache_memory", "kv_cache_dtype"),
             *("tensor_parallel_size", "pipeline_parallel_size"),
         ),
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from baton.engine.kv.page_counts import PageCounts
 from baton.engine.rank_start import checked_blocks
 from baton.engine.startup import CPU_KV_BYTES
@@ -88,11 +90,19 @@ class KVCapacity:
         return self.sequence_pages * self.layouts[rank].page_bytes
 
 
-def capacity_of(inspection: Inspection, memory: DeviceMemory, block_size: int, length: int) -> KVCapacity:
+def capacity_of(
+    inspection: Inspection,
+    memory: DeviceMemory,
+    block_size: int,
+    length: int,
+    dtype: torch.dtype | None = None,
+) -> KVCapacity:
     """The KV cache that ``memory`` has room for, in blocks of ``block_size`` tokens, and its sequences of
-    ``length`` tokens. ModelError if the blocks do not suit the model."""
+    ``length`` tokens. ``dtype``: the type of KV; None: the model's. ModelError if the blocks do not suit the
+    model."""
     config, ranks = inspection.config, inspection.ranks
-    layouts = tuple(kv_layout(config, block_size, inspection.dtype, rank.shard) for rank in ranks)
+    dtype = dtype or inspection.dtype
+    layouts = tuple(kv_layout(config, block_size, dtype, rank.shard) for rank in ranks)
     counts = PageCounts(layouts[0], block_size)
     num_pages = _pages(inspection, memory, [layout.page_bytes for layout in layouts])
     return KVCapacity(

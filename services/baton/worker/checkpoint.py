@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from baton import hub
 from baton.engine.capacity import DeviceMemory, KVCapacity, capacity_of
 from baton.engine.config import EngineConfig, EngineSettings
 from baton.engine.device import choose_device, choose_dtype, device_memory, machine_memory
 from baton.models.inspection import Inspection, inspect_checkpoint
+from baton.models.loader import kv_dtype
 from baton.process.options import ConfigError
 from baton.worker.config import WorkerConfig
 
@@ -67,7 +70,9 @@ def check_checkpoint(
     if length is not None and not 1 <= length <= most:
         raise ConfigError("length", f"must be 1 to {most}, the longest sequence, not {length}")
     memory, size = _memory(engine, on_device), engine.sizes.block_size
-    capacity = capacity_of(inspection, memory, size, length or most)
+    kind = torch.device(device).type
+    kept = kv_dtype(engine.kv_cache_dtype, inspection.config, inspection.dtype, kind)
+    capacity = capacity_of(inspection, memory, size, length or most, kept)
     where = f"{'this machine' if gpu_memory is None else 'a GPU'} ({device})"
     holds = capacity.longest >= (length or 1)
     return CheckedCheckpoint(path, inspection, where, memory, size, capacity, holds)

@@ -33,6 +33,7 @@ from baton_kernels.quantized import QuantizedWeight, halves, joined
 from baton_kernels.quantized_linear import (
     multiply_quantized,
     multiply_quantized_experts,
+    warm_up,
     warm_up_experts,
 )
 
@@ -204,6 +205,15 @@ class QuantizedWeights(LinearWeights):
         if packed is not None:
             return packed
         self._weight = weight
+        for out_dtype in (shape.dtype, torch.float32):  # heads yield logits in float32
+            warm_up(
+                weight,
+                self.bias,
+                dtype=shape.dtype,
+                gated=shape.gated,
+                activation=shape.activation,
+                out_dtype=out_dtype,
+            )
         return self
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
