@@ -235,8 +235,8 @@ def test_hunyuan_as_published() -> None:
         ("HunYuanMoEV1", {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped is 1; allowed: 0"),
         (
             "GptOss",
-            {"quantization_config": {"quant_method": "mxfp4"}},
-            'quantization_config is {"quant_method": "mxfp4"}; allowed: nothing (quantized weights',
+            {"quantization_config": {"quant_method": "bitnet"}},
+            'quantization_config.quant_method is "bitnet"; allowed: one of fp8, compressed-tensors',
         ),
         ("GptOss", {"swiglu_alpha": 1.5}, "swiglu_alpha is 1.5; allowed: 1.702"),
         ("GptOss", {"swiglu_limit": 0}, "swiglu_limit is 0; allowed: a number above 0"),
