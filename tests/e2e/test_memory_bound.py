@@ -23,8 +23,8 @@ PROMPT = 2000
 NEW_TOKENS = 4
 VOCAB = 4096
 ROOM = 2
-"""Requests that each pool holds. KV of one takes 32 MB, from many heads, as a long prompt would take longer
-to compute: to stage it for a few would show, for all 6.4 GB."""
+"""Requests that each pool holds. KV of one takes 32 MB: to stage it for a few would show, for all 6.4 GB.
+It has so many heads because a longer prompt would take longer to compute."""
 MAX_GROWTH = 64 << 20
 WIDE = {
     "vocab_size": VOCAB,
