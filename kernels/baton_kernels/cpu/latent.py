@@ -163,6 +163,7 @@ class CpuLatentPlan:
         q, table, out = q.contiguous(), torch.zeros(1, dtype=torch.int64), torch.empty_like(q)
         self.kernels.prefill(
             KINDS[q.dtype],
+            False,  # no codes
             pool.data_ptr(),
             (ctypes.c_int64 * 6)(1, heads, 1, 2, len(k), dim),
             0,
@@ -173,6 +174,7 @@ class CpuLatentPlan:
             len(k),
             heads,
             scale,
+            1.0,
             0.0,
             0,
             None,
