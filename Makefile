@@ -25,15 +25,17 @@ run: .venv/.worker  ## start a ring with the demo model, ask it PROMPT, keep ser
 	@exec $(BIN)/baton up --prompt "$(PROMPT)" $(ARGS)
 
 # NIXL and the connector ucx each load a UCX of their own, which end a process that has both: tests that load
-# NIXL run by themselves, and only files that name it are read for them.
+# NIXL run by themselves. Every process of a phase reads all of its files: each phase names those it needs.
 # Rings in which it matters when things happen share the machine with one other, those that only ask what is
 # answered with two. In their own order files that are few tests, and long, do not come last.
+# What is compiled for one process of a phase need not be for the next, whatever the environment says.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.dev  ## run all tests that need no GPU
 	@scripts/test-servers
 	$(BIN)/python -m pytest -m "not gpu and not nixl" -n 3 --dist loadfile --no-loadscope-reorder tests/property tests/unit $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m "nixl" -n 3 --dist loadfile $$(grep -l nixl tests/property/*.py tests/unit/*.py) $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m "beside" -n 3 --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m "not gpu and not beside" -n 2 --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m "beside" -n 3 --dist loadfile --no-loadscope-reorder $$(grep -l mark.beside tests/e2e/test_*.py) $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m "not gpu and not beside" -n 2 --dist loadfile --no-loadscope-reorder $$(grep -L '^pytestmark.*mark.beside' tests/e2e/test_*.py) $(ARGS) $(OR_NONE)
 
 lint: .venv/.dev  ## check style, types, generated code and import arrows
 	scripts/check

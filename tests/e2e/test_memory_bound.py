@@ -19,19 +19,20 @@ pytestmark = pytest.mark.beside
 REQUESTS = 200
 ENOUGH_DONE = 4
 """Answers to wait for; the others are given up while they are queued."""
-PROMPT = 8000
+PROMPT = 2000
 NEW_TOKENS = 4
 VOCAB = 4096
 ROOM = 2
-"""Requests that each pool holds. KV of one takes 32 MB: to stage it for a few would show, for all 6.4 GB."""
+"""Requests that each pool holds. KV of one takes 32 MB: to stage it for a few would show, for all 6.4 GB.
+It has so many heads because a longer prompt would take longer to compute."""
 MAX_GROWTH = 64 << 20
 WIDE = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 64,
     "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
     "head_dim": 64,
     "max_position_embeddings": 2 * PROMPT,
     "eos_token_id": 1,
@@ -79,10 +80,10 @@ async def queue_up(client: RingClient, workers: list[Service], rng: random.Rando
         tasks.append(asyncio.create_task(ask(client, rng)))
         await asyncio.sleep(0.01)  # one after another: this is no test of the router's
     most = dict.fromkeys((worker.name for worker in workers), 0)
-    while sum(task.done() for task in tasks) < ENOUGH_DONE:
-        await asyncio.sleep(0.2)
+    while not all(most.values()) or sum(task.done() for task in tasks) < ENOUGH_DONE:
         for worker in workers:
             most[worker.name] = max(most[worker.name], await asyncio.to_thread(open_handoffs, worker))
+        await asyncio.sleep(0.2)
     for task in tasks:
         if task.done():
             assert len(task.result()) == NEW_TOKENS
