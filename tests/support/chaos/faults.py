@@ -332,8 +332,6 @@ class Faults:
         done = Done(f"cut {kind}", f"({manner}) of {server.name}, ports {sorted(connection.ports)}")
         deadline = time.monotonic() + CUT_SHOWS_S
         while not await asyncio.to_thread(self._shows, kind, connection, server, marks):
-            if kind in ("control", "data") and connection.gone and self._linked_since(server, marks):
-                return None  # between two links: what was fenced had been fenced before
             if time.monotonic() > deadline:
                 ends = [f"pid {end.pid} fd {end.fd}" for end in connection.ends if end.open]
                 raise FaultError(f"{done}: not noticed within {CUT_SHOWS_S} s; still open: {ends or 'none'}")
@@ -352,8 +350,3 @@ class Faults:
         else:
             name, line = server.name, "is fenced"
         return line.encode() in self._fleet.logs[name].since(marks[name])
-
-    def _linked_since(self, server: Member, marks: dict[str, int]) -> bool:
-        """Whether a worker was linked without fencing a link first: the connection had none."""
-        said: bytes = self._fleet.logs[server.name].since(marks[server.name])
-        return b" linked, epoch " in said and b"is fenced" not in said
