@@ -42,7 +42,7 @@ MODELS = ("gemma3", "deepseek-v3", "qwen3-next", "nemotron-h", "kimi-linear") if
 CONNECTOR = "ucx" if importlib.util.find_spec("ucxx") else "tcp"
 BLOCK_SIZE, CHUNK = 16, 64
 LENGTHS = (170, 130, 90, 50, 33)
-"""Of prompts whose answers do not fit into the decode worker's pool together."""
+"""The lengths of prompts whose answers do not fit into the decode worker's pool together."""
 BEAM_PROMPT = 70
 TURNS = (200, 40, 60, 25)
 """The tokens that each turn of a chat adds to those before it and their answers."""
