@@ -149,9 +149,11 @@ async def metric(pod: Pod, name: str, port: str = "metrics") -> float:
 async def handoffs_of(prefill: Pod, least: int) -> float:
     """The handoffs that a pod has completed, once there are so many: a client may have its answer before
     prefill hears that its blocks are released."""
+    completed = 0.0
     async with asyncio.timeout(30):
-        while (completed := await metric(prefill, "baton_handoffs_completed_total")) < least:  # noqa: ASYNC110 (a page of figures has no event)
+        while completed < least:
             await asyncio.sleep(0.05)
+            completed = await metric(prefill, "baton_handoffs_completed_total")
     return completed
 
 

@@ -42,7 +42,8 @@ MODELS = ("gemma3", "deepseek-v3", "qwen3-next", "nemotron-h", "kimi-linear") if
 CONNECTOR = "ucx" if importlib.util.find_spec("ucxx") else "tcp"
 BLOCK_SIZE, CHUNK = 16, 64
 LENGTHS = (170, 130, 90, 50, 33)
-"""Of prompts whose answers do not fit into the decode worker's pool together."""
+"""The lengths of prompts whose answers do not fit into the decode worker's pool together."""
+BEAM_PROMPT = 70
 TURNS = (200, 40, 60, 25)
 """The tokens that each turn of a chat adds to those before it and their answers."""
 TURN_TOKENS = 12
@@ -65,7 +66,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     counts = PageCounts(layout, CHUNK)
     longest = counts.of(sum(TURNS) + len(TURNS) * TURN_TOKENS)
     both = ("--connector", CONNECTOR, "--verify-handoff", "--block-size", str(BLOCK_SIZE))
-    few = longest + 8 * layout.state_pages + 2 * layout.num_tables
+    searched = counts.of(BEAM_PROMPT + BEAM_TOKENS) * BEAMS.width
+    few = max(longest, searched) + 8 * layout.state_pages + 2 * layout.num_tables
     with running_ring(
         tmp,
         model=str(path),
@@ -127,7 +129,7 @@ async def choices(client: httpx.AsyncClient, question: Question, **fields: objec
 
 
 async def test_answers_beams_drafts_and_preemptions(served: Served) -> None:
-    asked, searched = questions(served.path, LENGTHS), beam_questions(served.path, (70,))
+    asked, searched = questions(served.path, LENGTHS), beam_questions(served.path, (BEAM_PROMPT,))
     async with RingClient(served.ring.url, served.path.name) as client:
         model = {"model": served.path.name}
         many = [choices(client.http, question, **model, max_tokens=NEW_TOKENS) for question in asked]

@@ -64,7 +64,7 @@ class Service:
             if self._said_ready():
                 return
             status, log = self.process.wait(), self.log.read_text()
-            if not log.rstrip().endswith("is the port in use?"):
+            if "in use" not in log.rstrip().rpartition("\n")[2]:
                 break
             time.sleep(PORT_PAUSE_S)
             self.start()
