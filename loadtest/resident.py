@@ -33,6 +33,9 @@ from baton_kernels.cpu.library import native
 from loadtest.shapes import SHAPES, save_random
 
 BLOCK = 128
+NV_GROUP = 16
+FP4_NUMBERS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+"""What codes of e2m1 stand for, by their lowest three bits."""
 STATUS = Path("/proc/self/status")
 RESET_PEAK = "5"
 """A text that has the system forget the peak, written to clear_refs (proc(5))."""
@@ -83,6 +86,46 @@ def fp8_blocks(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {name: codes.to(torch.float8_e4m3fn).contiguous(), f"{name}_scale_inv": scales}
 
 
+def int4_groups(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A matrix as whole numbers of 4 bits, eight in a word, with a scale for each row's groups of 128 inputs,
+    as compressed-tensors packs them."""
+    rows, inputs = tensor.shape
+    groups = tensor.float().view(rows, inputs // BLOCK, BLOCK)
+    scales = (groups.abs().amax(dim=2) / 7.5).bfloat16()
+    codes = (groups / scales.float()[..., None]).round().clamp(-8, 7).view(rows, inputs).int() + 8
+    half_bytes = codes[:, 0::2] | codes[:, 1::2] << 4
+    return {
+        f"{name}_packed": half_bytes.to(torch.uint8).view(torch.int32),
+        f"{name}_scale": scales,
+        f"{name}_shape": torch.tensor(tensor.shape),
+    }
+
+
+def nvfp4(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A matrix as numbers of 4 bits, two in a byte, with an e4m3 scale for each row's groups of 16 inputs and
+    a factor, as compressed-tensors packs them."""
+    rows, inputs = tensor.shape
+    groups = tensor.float().view(rows, inputs // NV_GROUP, NV_GROUP)
+    largest, most = float(groups.abs().max()), torch.finfo(torch.float8_e4m3fn).max
+    factor = most * float(FP4_NUMBERS[-1]) / largest
+    scales = (groups.abs().amax(dim=2) / FP4_NUMBERS[-1] * factor).to(torch.float8_e4m3fn)
+    numbers = (groups / (scales.float() / factor)[..., None]).view(rows, inputs)
+    halfway = (FP4_NUMBERS[1:] + FP4_NUMBERS[:-1]) / 2
+    codes = torch.bucketize(numbers.abs(), halfway).int() | (numbers < 0).int() << 3
+    return {
+        f"{name}_packed": (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8),
+        f"{name}_scale": scales,
+        f"{name}_global_scale": torch.tensor([factor]),
+    }
+
+
+def _compressed(kind: str, weights: Mapping[str, object]) -> Mapping[str, object]:
+    """The quantization_config of compressed-tensors with all layers' matrices in one format."""
+    group = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}
+    method = {"quant_method": "compressed-tensors", "format": kind}
+    return {**method, "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """A form in which matrices of layers are written."""
@@ -92,8 +135,14 @@ class Form:
     tensors: Callable[[str, Tensor], dict[str, Tensor]]
 
 
+_INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": BLOCK}
+_NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": NV_GROUP}
 FORMS: Mapping[str, Form] = MappingProxyType(
-    {"fp8": Form({"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}, fp8_blocks)}
+    {
+        "fp8": Form({"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}, fp8_blocks),
+        "int4": Form(_compressed("pack-quantized", _INT4), int4_groups),
+        "nvfp4": Form(_compressed("nvfp4-pack-quantized", _NVFP4), nvfp4),
+    }
 )
 
 

@@ -115,7 +115,7 @@ def nan(scales: Tensor) -> Tensor:
         ("weight_scale", nan, "weight_scale: a scale is not a finite number; allowed: finite numbers"),
         ("weight_scale_2", nan, "weight_scale_2: a scale is not a finite number; allowed: finite numbers"),
         ("input_scale", nan, "input_scale: a scale is not a finite number; allowed: finite numbers"),
-        ("weight_scale", lambda t: t.float(), "weight_scale is float32; allowed: float8_e4m3fn"),
+        ("weight_scale", lambda t: t.float(), "weight_scale is float32; allowed: float8_e4m3fn, uint8"),
         ("weight", lambda t: t[:, :16], "weight has shape [64, 16]; expected [64, 32]"),
     ],
 )

@@ -70,7 +70,11 @@ def not_a_number(scales: Tensor) -> Tensor:
             not_a_number,
             "down_proj_scales: a scale is not a finite number; allowed: finite",
         ),
-        ("down_proj_scales", lambda t: t.float(), "down_proj_scales is float32; allowed: uint8"),
+        (
+            "down_proj_scales",
+            lambda t: t.float(),
+            "down_proj_scales is float32; allowed: float8_e8m0fnu, uint8",
+        ),
         (
             "down_proj_blocks",
             lambda t: t[:, :32],

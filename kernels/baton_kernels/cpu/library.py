@@ -24,6 +24,7 @@ _SIGNATURES = {
     "baton_release_threads": (),
     "baton_bind_threads": (_P, _I),
     "baton_advise": (_P, _L),
+    "baton_give_back": (_P, _L),
     "baton_pack": (_I, _P, _L, _L, _I, _P, _I),
     "baton_pack_codes": (_I, _P, _L, _L, _I, _P, _I),
     "baton_packed_rows": (_P, _L, _P, _L, _P),
@@ -61,6 +62,7 @@ class Native:
         self.release_threads = library.baton_release_threads
         self.bind_threads = library.baton_bind_threads
         self.advise = library.baton_advise
+        self.give_back = library.baton_give_back
         self.pack = library.baton_pack
         self.pack_codes = library.baton_pack_codes
         self.packed_rows = library.baton_packed_rows

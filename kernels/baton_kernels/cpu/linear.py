@@ -57,12 +57,13 @@ class PackedWeight:
         bias: Tensor | None,
         gated: bool,
         activation: Activation | None,
+        is_last: bool = False,
     ) -> None:
         self._kernels = kernels
         self.dtype = dtype
         rows, self.inputs = weight.shape
         self.outputs = rows // 2 if gated else rows
-        self._matrix = PackedMatrix(kernels, weight, bias, dtype, gated=gated)
+        self._matrix = PackedMatrix(kernels, weight, bias, dtype, gated=gated, is_last=is_last)
         self.native = NativeProjection(
             matrix=self._matrix.native,
             inputs=self.inputs,
@@ -80,18 +81,20 @@ class PackedWeight:
         gated: bool = False,
         dtype: torch.dtype | None = None,
         activation: Activation | None = None,
+        is_last: bool = False,
     ) -> PackedWeight | None:
         """The packed weight; None if plain torch has to multiply it: on another device, of another type,
         without kernels, with an odd number of inputs in all or in a group.
 
         ``dtype``: the type of the activations; None: the weight's own, which quantized weights do not have.
+        ``is_last``: nobody reads the weight afterwards; its memory is given back, and what it held is lost.
         ValueError for an ``activation`` that does not go with ``gated``."""
         if activation is None if gated else activation is not None and activation.kind in GATED:
             raise ValueError(f"activation is {activation}; allowed with gated={gated}: " + _allowed(gated))
         kernels = kernels_for(weight.device, activations_type(weight, dtype)) if fits(weight) else None
         if kernels is None:
             return None
-        return cls(kernels, weight, activations_type(weight, dtype), bias, gated, activation)
+        return cls(kernels, weight, activations_type(weight, dtype), bias, gated, activation, is_last)
 
     @property
     def nbytes(self) -> int:

@@ -51,6 +51,15 @@ void baton_advise(void* start, int64_t size) {
 #endif
 }
 
+// Gives whole pages back to the system. What was in them is lost; they read as zeros.
+void baton_give_back(void* start, int64_t size) {
+#if defined(__linux__)
+    const uintptr_t page = sysconf(_SC_PAGESIZE), from = (uintptr_t(start) + page - 1) / page * page;
+    const uintptr_t to = (uintptr_t(start) + size) / page * page;
+    if (to > from) madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+#endif
+}
+
 void baton_pack(int kind, const void* weight, int64_t outputs, int64_t inputs, int gated, int32_t* packed,
                 int threads) {
     if (kind) pack(static_cast<const bf16*>(weight), outputs, inputs, gated, packed, threads);

@@ -15,6 +15,8 @@ from baton_kernels.cpu.library import KINDS, Native, pointer
 from baton_kernels.quantized import QuantizedWeight
 
 PANEL = 64
+SLAB = 1024
+"""The panels that are packed before the memory that they were in is given back."""
 MOST_OF_GROUP = 256
 """The most inputs of a group; larger groups are divided, and their parts have the same scale."""
 FORMATS: tuple[CodeFormat, ...] = get_args(CodeFormat)
@@ -40,7 +42,8 @@ class PackedMatrix:
     32-bit words [inputs in words, 64], or codes in the order in which they become those words.
 
     ``gated``: the rows are two halves, of which a panel has 32 rows each. ``chosen`` [rows] int64: the
-    weight's rows in the order in which they are packed; None: as they are. ``bias`` [..., rows]."""
+    weight's rows in the order in which they are packed; None: as they are. ``bias`` [..., rows]. ``is_last``:
+    nobody reads the weight afterwards, so that its memory is given back as it is packed."""
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class PackedMatrix:
         *,
         gated: bool,
         chosen: Tensor | None = None,
+        is_last: bool = False,
     ) -> None:
         *experts, rows, self.inputs = weight.shape
         count = experts[0] if experts else 1
@@ -70,10 +74,14 @@ class PackedMatrix:
         if isinstance(weight, QuantizedWeight):
             kind, pack = 1 + FORMATS.index(weight.format), kernels.pack_codes
             self._take_scales(weight)
+        slab = PANEL * (SLAB if is_last and not gated else self._panels)
+        threads = torch.get_num_threads()
         for expert, to in zip(codes.view(count, rows, -1), self.packed, strict=True):
-            source = expert.contiguous() if chosen is None else expert[chosen]
-            threads = torch.get_num_threads()
-            pack(kind, source.data_ptr(), rows, self.inputs, gated, to.data_ptr(), threads)
+            whole = expert.contiguous() if chosen is None else expert[chosen]
+            for source, panels in zip(whole.split(slab), to.split(slab * codes.shape[-1]), strict=True):
+                pack(kind, source.data_ptr(), len(source), self.inputs, gated, panels.data_ptr(), threads)
+                if is_last:
+                    kernels.give_back(source.data_ptr(), source.nbytes)
         self.native = NativeMatrix(
             packed=self.packed.data_ptr(),
             factors=pointer(self.factors),

@@ -22,6 +22,7 @@
 #if defined(__linux__)
 #include <sched.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace {

@@ -25,27 +25,32 @@ def device_view(pool: Tensor, arch: int) -> Tensor:
 @triton.jit
 def numbers(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     """x of type ``dtype`` if it holds codes, and as it is otherwise."""
+    # What follows a return is compiled, too, so that only one branch may have one.
     if x.dtype == tl.uint8:
         # A product gives the exponent its bias, and small codes, which have no leading one, theirs.
         bits = x.to(tl.uint32)
         number = ((bits & 0x7F) << 20 | (bits & 0x80) << 24).to(tl.float32, bitcast=True)
-        return (number * 1.329227995784916e36).to(dtype)  # 2**120
-    if x.dtype == tl.float8e4nv:
-        return x.to(dtype)
-    return x
+        found = (number * 1.329227995784916e36).to(dtype)  # 2**120
+    elif x.dtype == tl.float8e4nv:
+        found = x.to(dtype)
+    else:
+        found = x
+    return found
 
 
 @triton.jit
 def codes(x: tl.tensor, factor: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     """x as numbers of ``dtype``: if those are codes, those nearest to x times ``factor`` (ties to even)."""
     if dtype.primitive_bitwidth > 8:
-        return x.to(dtype)
-    scaled = tl.clamp(x.to(tl.float32) * factor, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    bits = scaled.to(tl.uint32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    normal = ((size + 0x7FFFF + (size >> 20 & 1)) >> 20) - 960
-    # Below 2**-6 codes are multiples of 2**-9, which is where 2**14 has its last bit.
-    small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
-    code = tl.where(size < 0x3C800000, small, normal)
-    code = tl.where(size > 0x7F800000, 0x7F, code) | bits >> 31 << 7
-    return code.to(tl.uint8).to(dtype, bitcast=True)
+        found = x.to(dtype)
+    else:
+        scaled = tl.clamp(x.to(tl.float32) * factor, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        bits = scaled.to(tl.uint32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        normal = ((size + 0x7FFFF + (size >> 20 & 1)) >> 20) - 960
+        # Below 2**-6 codes are multiples of 2**-9, which is where 2**14 has its last bit.
+        small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+        code = tl.where(size < 0x3C800000, small, normal)
+        code = tl.where(size > 0x7F800000, 0x7F, code) | bits >> 31 << 7
+        found = code.to(tl.uint8).to(dtype, bitcast=True)
+    return found

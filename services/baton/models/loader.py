@@ -22,7 +22,7 @@ from baton.models.quantization.base import Place, QuantizationScheme
 from baton.models.quantization.checkpoint import CheckpointScheme
 from baton.models.quantization.experts_format import SEPARATE
 from baton.models.quantization.registry import SCHEMES, Quantization
-from baton.models.weight_file import WeightFile, dtype_name
+from baton.models.weight_file import TensorHeader, WeightFile, dtype_name
 from baton.parallel.collectives import Parallel
 from baton.parallel.shard import Shard
 from baton.process.options import ModelError
@@ -151,8 +151,7 @@ def kv_layout(
     config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard | None = None
 ) -> KVLayout:
     """The layout of the pool, whose numbers are of type ``dtype``, of the model or of the rank that ``shard``
-    names. Raises ModelError for groups
-    that cannot share pages."""
+    names. Raises ModelError for groups that cannot share pages."""
     ranks = 1 if shard is None else shard.tp_size
     layers = None if shard is None else shard.layers
     try:
@@ -252,7 +251,7 @@ def fill(
     expected = ExpectedTensors(places, path)
     done, total = 0, sum(file.num_bytes for file in files)
     for file in files:
-        for name, header in file.tensors.items():
+        for name, header in sorted(file.tensors.items(), key=_num_bytes, reverse=True):
             place = expected.place_of(file, name, header)
             if place is not None:
                 _load(file, name, place, expected.shape_of(name))
@@ -267,6 +266,11 @@ def _load(file: WeightFile, name: str, place: Place, shape: torch.Size) -> None:
         place.load(file.tensor(name).reshape(shape))
     except ValueError as error:
         raise ModelError(f"{file.path}: tensor {name}: {error}") from None
+
+
+def _num_bytes(named: tuple[str, TensorHeader]) -> int:
+    """The size of a tensor. The largest come first: while one is copied, it is in memory twice."""
+    return len(named[1].data)
 
 
 def fill_all(module: nn.Module, path: Path, *, owner: str) -> None:

@@ -190,7 +190,8 @@ class LinearWeights(ABC):
     @abstractmethod
     def pack(self) -> Multiplier:
         """The loaded weights as the kernels of their device read them; these weights themselves if the
-        kernels read them as they are. Otherwise these weights are not needed any more."""
+        kernels read them as they are. Otherwise what these weights held is lost: their memory is given back
+        while they are packed."""
 
     @abstractmethod
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:

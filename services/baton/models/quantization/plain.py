@@ -56,7 +56,12 @@ class PlainWeights(LinearWeights):
     def pack(self) -> Multiplier:
         shape = self.shape
         packed = PackedWeight.of(
-            self.weight, self.bias, gated=shape.gated, dtype=shape.dtype, activation=shape.activation
+            self.weight,
+            self.bias,
+            gated=shape.gated,
+            dtype=shape.dtype,
+            activation=shape.activation,
+            is_last=True,
         )
         return self if packed is None else packed
 

@@ -200,7 +200,12 @@ class QuantizedWeights(LinearWeights):
     def pack(self) -> Multiplier:
         weight, shape = self.slots.weight(), self.shape
         packed = PackedWeight.of(
-            weight, self.bias, gated=shape.gated, dtype=shape.dtype, activation=shape.activation
+            weight,
+            self.bias,
+            gated=shape.gated,
+            dtype=shape.dtype,
+            activation=shape.activation,
+            is_last=True,
         )
         if packed is not None:
             return packed
