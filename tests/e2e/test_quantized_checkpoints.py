@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.support.clients import RingClient
 from tests.support.family_cases import NEW_TOKENS, questions
 from tests.support.packed_models import DENSE, LATENT, QWEN_MOE, Packed, fp8_blocks, gptq, nvfp4, save_packed
-from tests.support.ring import running_ring
+from tests.support.ring import running, running_ring, running_routers, worker
 from tests.support.tiny_models import Recipe
 
 pytestmark = pytest.mark.beside
@@ -81,3 +81,37 @@ async def test_answers_are_transformers(name: str, tmp_path: Path) -> None:
             )
         ring.wait_idle()
     assert [[answer.token_ids] for answer in answers] == [one.answers for one in asked]
+
+
+async def test_other_weights_of_a_model_are_paired_by_name_alone(tmp_path: Path) -> None:
+    """Prefill in FP8 hands over to decode in INT4 if both have a ``--kv-revision``, the same; decode answers
+    alone otherwise."""
+    plain = DENSE(tmp_path / "plain")
+    fp8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": ["lm_head"]}
+    int4 = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}
+    paths = {
+        "prefill": save_packed(plain, partial(fp8_blocks, size=BLOCK), fp8)[0],
+        "decode": save_packed(plain, gptq, int4)[0],
+    }
+    options = ("--connector", "tcp", "--num-blocks", "64", "--served-model-name", "tiny")
+    workers = {
+        kind: [
+            worker(tmp_path, f"{role}{kind}", role, str(path), *options, *named)
+            for role, path in paths.items()
+        ]
+        for kind, named in (("apart", ()), ("paired", ("--kv-revision", "tiny-v1")))
+    }
+    handoffs = "baton_handoffs_completed_total"
+    with running([each for pair in workers.values() for each in pair]):
+        names = ("--queue-timeout", "5", "--served-model-name", "tiny")
+        with running_routers(tmp_path, str(paths["decode"]), workers, names) as rings:
+            for kind, ring in rings.items():
+                async with RingClient(ring.url, "tiny") as client:
+                    answer = await client.complete([*range(2, 60)], max_tokens=4, temperature=0)
+                assert len(answer.token_ids) == 4
+                ring.wait_idle()
+                done = sum(n for name, n in ring.workers[1].metrics().items() if name.startswith(handoffs))
+                assert done == (kind == "paired")
+            log = rings["apart"].router.log.read_text()
+    assert "fits no decode worker" in log
+    assert rings["paired"].workers[0].log.read_text().count("KV counts as tiny-v1's") == 1

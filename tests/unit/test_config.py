@@ -300,6 +300,7 @@ def test_worker_options_survive_the_command_line(
         dtype="bfloat16",
         quantization="int8",
         kv_cache_dtype="fp8",
+        kv_revision="v1",
         device="cuda:1",
         load_format="dummy",
         host="0.0.0.0",

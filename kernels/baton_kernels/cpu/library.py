@@ -25,6 +25,7 @@ _SIGNATURES = {
     "baton_bind_threads": (_P, _I),
     "baton_advise": (_P, _L),
     "baton_give_back": (_P, _L),
+    "baton_trim": (),
     "baton_pack": (_I, _P, _L, _L, _I, _P, _I),
     "baton_pack_codes": (_I, _P, _L, _L, _I, _P, _I),
     "baton_packed_rows": (_P, _L, _P, _L, _P),
@@ -63,6 +64,7 @@ class Native:
         self.bind_threads = library.baton_bind_threads
         self.advise = library.baton_advise
         self.give_back = library.baton_give_back
+        self.trim = library.baton_trim
         self.pack = library.baton_pack
         self.pack_codes = library.baton_pack_codes
         self.packed_rows = library.baton_packed_rows
@@ -159,3 +161,11 @@ def advise_large_pages(tensor: Tensor) -> None:
     kernels = native()
     if kernels is not None:
         kernels.advise(tensor.data_ptr(), tensor.nbytes)
+
+
+def give_back_free_memory() -> None:
+    """Gives the memory that was allocated and is free back to the system, which else has to wait for it until
+    somebody needs it again."""
+    kernels = native()
+    if kernels is not None:
+        kernels.trim()

@@ -8,6 +8,10 @@
 // to a float, so both kinds share every loop. The sums of a matmul and of a decoding row run in one order, whatever
 // else is in the batch: their results do not depend on it.
 
+#if defined(__linux__)
+#include <malloc.h>
+#endif
+
 #include "delta.h"
 #include "experts.h"
 #include "layers.h"
@@ -57,6 +61,13 @@ void baton_give_back(void* start, int64_t size) {
     const uintptr_t page = sysconf(_SC_PAGESIZE), from = (uintptr_t(start) + page - 1) / page * page;
     const uintptr_t to = (uintptr_t(start) + size) / page * page;
     if (to > from) madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+#endif
+}
+
+// Gives back to the system what was allocated and is free.
+void baton_trim() {
+#if defined(__GLIBC__)
+    malloc_trim(0);
 #endif
 }
 

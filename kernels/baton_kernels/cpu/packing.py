@@ -15,8 +15,8 @@ from baton_kernels.cpu.library import KINDS, Native, pointer
 from baton_kernels.quantized import QuantizedWeight
 
 PANEL = 64
-SLAB = 1024
-"""The panels that are packed before the memory that they were in is given back."""
+SLAB_BYTES = 8 << 20
+"""The size of what is packed before the memory that it was in is given back."""
 MOST_OF_GROUP = 256
 """The most inputs of a group; larger groups are divided, and their parts have the same scale."""
 FORMATS: tuple[CodeFormat, ...] = get_args(CodeFormat)
@@ -74,7 +74,8 @@ class PackedMatrix:
         if isinstance(weight, QuantizedWeight):
             kind, pack = 1 + FORMATS.index(weight.format), kernels.pack_codes
             self._take_scales(weight)
-        slab = PANEL * (SLAB if is_last and not gated else self._panels)
+        of_panel = PANEL * codes.shape[-1] * codes.itemsize
+        slab = PANEL * (-(-SLAB_BYTES // of_panel) if is_last and not gated else self._panels)
         threads = torch.get_num_threads()
         for expert, to in zip(codes.view(count, rows, -1), self.packed, strict=True):
             whole = expert.contiguous() if chosen is None else expert[chosen]

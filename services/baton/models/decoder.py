@@ -24,6 +24,7 @@ from baton_kernels.attention import AttentionPlan
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.latent import CpuLatentPlan
 from baton_kernels.cpu.layers import LayerStack, LayerWeights, MixtureWeights
+from baton_kernels.cpu.library import give_back_free_memory
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.kv_fp8 import UNSCALED, KVScales
 from baton_kernels.kv_layout import KVLayout, KVPlace, LayerKV, TokenKV
@@ -376,6 +377,8 @@ class Decoder(CausalLM):
         for module in self.modules():
             if isinstance(module, Linear | Experts | Mixer):
                 module.pack()
+                if isinstance(module, Mixer):  # some have weights that are computed from what was loaded
+                    give_back_free_memory()
         if (mixture := next((m for m in self.modules() if isinstance(m, Experts)), None)) is not None:
             mixture.warm_up()
         self.stack = self._stacked()

@@ -22,13 +22,13 @@ from baton.models.quantization.base import Place, QuantizationScheme
 from baton.models.quantization.checkpoint import CheckpointScheme
 from baton.models.quantization.experts_format import SEPARATE
 from baton.models.quantization.registry import SCHEMES, Quantization
-from baton.models.weight_file import TensorHeader, WeightFile, dtype_name
+from baton.models.weight_file import WeightFile, dtype_name
 from baton.parallel.collectives import Parallel
 from baton.parallel.shard import Shard
 from baton.process.options import ModelError
 from baton.process.start_clock import StartClock
 from baton_kernels.attention import new_pool
-from baton_kernels.cpu.library import advise_large_pages
+from baton_kernels.cpu.library import advise_large_pages, give_back_free_memory
 from baton_kernels.kv_fp8 import FP8
 from baton_kernels.kv_layout import KVLayout, KVLayoutError
 
@@ -91,8 +91,10 @@ def load_model(
             _draw_weights(model, places_of(model, whole).shapes, seed)
         else:
             fill(places_of(model, whole), path, weights, progress or (lambda done, total: None))
+    give_back_free_memory()
     with clock.phase("pack"):
         model.pack()
+    give_back_free_memory()
     return model.eval()
 
 
@@ -251,7 +253,7 @@ def fill(
     expected = ExpectedTensors(places, path)
     done, total = 0, sum(file.num_bytes for file in files)
     for file in files:
-        for name, header in sorted(file.tensors.items(), key=_num_bytes, reverse=True):
+        for name, header in file.tensors.items():
             place = expected.place_of(file, name, header)
             if place is not None:
                 _load(file, name, place, expected.shape_of(name))
@@ -262,15 +264,13 @@ def fill(
 
 
 def _load(file: WeightFile, name: str, place: Place, shape: torch.Size) -> None:
+    direct = place.direct(shape)
+    if direct is not None and file.read_into(name, direct):
+        return
     try:
         place.load(file.tensor(name).reshape(shape))
     except ValueError as error:
         raise ModelError(f"{file.path}: tensor {name}: {error}") from None
-
-
-def _num_bytes(named: tuple[str, TensorHeader]) -> int:
-    """The size of a tensor. The largest come first: while one is copied, it is in memory twice."""
-    return len(named[1].data)
 
 
 def fill_all(module: nn.Module, path: Path, *, owner: str) -> None:

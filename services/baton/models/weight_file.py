@@ -4,6 +4,7 @@ https://huggingface.co/docs/safetensors/index#format"""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 from collections.abc import Mapping
@@ -82,6 +83,26 @@ class WeightFile:
             return cls(path, _tensors(described, 8 + length, size), size)
         except (OSError, ValueError, RecursionError) as error:
             raise ModelError(f"{path}: truncated or corrupt ({error})") from error
+
+    def read_into(self, name: str, memory: Tensor) -> bool:
+        """Read a tensor into ``memory``, contiguous and of its shape. False, and nothing is read, if that is
+        of another type or on a device."""
+        found = self.tensors[name]
+        if DTYPES.get(found.dtype) != memory.dtype or memory.device.type != "cpu":
+            return False
+        assert memory.is_contiguous() and memory.nbytes == len(found.data)
+        numbers = memoryview((ctypes.c_char * memory.nbytes).from_address(memory.data_ptr())).cast("B")
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                stream.seek(found.data.start)
+                while numbers:
+                    taken = stream.readinto(numbers)
+                    if not taken:
+                        raise OSError(f"tensor {name} ends early")
+                    numbers = numbers[taken:]
+        except OSError as error:
+            raise ModelError(f"{self.path}: truncated or corrupt ({error})") from error
+        return True
 
     def tensor(self, name: str) -> Tensor:
         """A tensor, mapped, not read: its pages come in where it is read, and leave the process with it."""

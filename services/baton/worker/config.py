@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from baton.engine.options import EngineOptions
 from baton.greeting.cluster_key import check_cluster_key
-from baton.greeting.names import MAX_NAME, is_words, shown
+from baton.greeting.names import MAX_NAME, is_name, is_words, shown
 from baton.net.certificates import TlsFiles
 from baton.nodes.config import JOIN_TIMEOUT_S, NODE_PORT, JoinTimeout, NodePort
 from baton.parallel.layout import Layout
@@ -55,6 +55,16 @@ class WorkerConfig(EngineOptions):
     served_model_name: Annotated[
         str | None,
         Option("The name clients ask for. Default: the directory's own name, or what --model says.", MODEL),
+        Before("dtype"),
+    ] = None
+    kv_revision: Annotated[
+        str | None,
+        Option(
+            "A name for what KV is computed with, in place of the checkpoint's own: workers of one name hand "
+            "over to each other though their weights differ, such as FP8 in prefill and INT4 in decode. "
+            "Answers are then those of neither.",
+            MODEL,
+        ),
         Before("dtype"),
     ] = None
     host: Annotated[Host, Before("block_size")] = "127.0.0.1"
@@ -196,6 +206,9 @@ class WorkerConfig(EngineOptions):
             name = shown(self.model_name)
             problem = f"must be at most {MAX_NAME} printable characters, not {name}"
             raise ConfigError("served_model_name", problem)
+        if self.kv_revision is not None and not is_name(self.kv_revision):
+            problem = f"must be 1 to {MAX_NAME} visible ASCII characters, not {shown(self.kv_revision)}"
+            raise ConfigError("kv_revision", problem)
         reached = [(f"--host {self.host}", self.host)]
         if self.advertise is not None:
             reached.append((f"--advertise {self.advertise}", self.advertise))

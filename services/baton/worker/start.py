@@ -61,7 +61,12 @@ def run(config: WorkerConfig, clock: StartClock) -> int:
     except (ModelError, TokenizerError, ValueError, RankError) as error:
         raise StartError(str(error)) from error
     engine.call_on_rank_death(_rank_died)
-    served = _served(config, engine, revision, scheme.description, tokenizer, cluster)
+    if config.kv_revision is None:
+        of_weights = revision, scheme.description
+    else:
+        log.warning("KV counts as %s's, whatever the weights: --kv-revision", config.kv_revision)
+        of_weights = config.kv_revision, ""
+    served = _served(config, engine, *of_weights, tokenizer, cluster)
     return asyncio.run(WorkerServer(config, served, clock).serve())
 
 
