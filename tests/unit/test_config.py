@@ -175,6 +175,13 @@ def test_a_host_tier_needs_prefix_caching() -> None:
         WorkerConfig(role="both", host_kv_memory=1024, prefix_caching=False)
 
 
+def test_checksums_cannot_be_of_kv_that_is_converted() -> None:
+    with pytest.raises(ConfigError, match=r"--verify-handoff: .* --kv-convert allow"):
+        WorkerConfig(role="decode", verify_handoff=True, kv_convert="allow")
+    with pytest.raises(ConfigError, match=r"--kv-convert.*none, allow"):
+        WorkerConfig(role="decode", kv_convert="fp8")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("option", "given", "value"),
     [

@@ -14,6 +14,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from baton.models.attention import Attention
 from baton.models.base import CausalLM
 from baton.models.config import DTYPES, KVCacheDtype, LoadFormat, ModelConfig
 from baton.models.decoder import Decoder, checkpoint_name
@@ -29,7 +30,7 @@ from baton.process.options import ModelError
 from baton.process.start_clock import StartClock
 from baton_kernels.attention import new_pool
 from baton_kernels.cpu.library import advise_large_pages
-from baton_kernels.kv_fp8 import FP8
+from baton_kernels.kv_fp8 import FP8, KVScales
 from baton_kernels.kv_layout import KVLayout, KVLayoutError
 
 Progress = Callable[[int, int], None]
@@ -145,6 +146,12 @@ def kv_dtype(wanted: KVCacheDtype, config: ModelConfig, dtype: torch.dtype, devi
             f"another dtype: {allowed}"
         )
     return FP8
+
+
+def kv_scales_of(model: CausalLM) -> dict[int, KVScales]:
+    """The scales that K and V of each attention layer of a rank have in FP8, by the layer's index in the
+    whole model. ModelError for a scale that none can be divided by."""
+    return {each.number: each.scales_in_fp8() for each in model.modules() if isinstance(each, Attention)}
 
 
 def kv_layout(

@@ -91,9 +91,10 @@ def _served(
     assert isinstance(runner, ModelRunner)
     kv, masks = runner.pool, runner.masks
     layout = engine.layout
-    memory = (
-        PoolMemory(kv, layout=layout) if engine.host is None else PoolMemory(kv, engine.host.settle, layout)
-    )
+    if engine.host is None:
+        memory = PoolMemory(kv, layout=layout, kv_scales=runner.kv_scales)
+    else:
+        memory = PoolMemory(kv, engine.host.settle, layout, runner.kv_scales)
     return Served(
         engine,
         revision,
