@@ -21,7 +21,7 @@ times as much, beside the piece in staging memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivingGroup:
+class GroupConversion:
     """A KV group whose blocks arrive in another type."""
 
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class ConvertedPart:
     another type than the pool's. All of them pass through staging memory, in the sender's type."""
 
     def __init__(
-        self, part: PageMemory, groups: Sequence[ArrivingGroup | None], copies: DeviceCopies | None
+        self, part: PageMemory, groups: Sequence[GroupConversion | None], copies: DeviceCopies | None
     ) -> None:
         """``part``: the same part, in the pool's type. ``groups``: of the part; None for a group that has one
         type wherever it is. ``copies``: of a pool on a device."""
@@ -87,5 +87,5 @@ def _flat(blocks: Tensor) -> Tensor:
     return blocks.view(torch.uint8).view(-1)
 
 
-def _bytes_of(group: ArrivingGroup) -> int:
+def _bytes_of(group: GroupConversion) -> int:
     return torch.Size(group.shape).numel() * group.convert.source.itemsize

@@ -19,7 +19,7 @@ from baton.transport.base import (
     PageMemory,
 )
 from baton.transport.block_names import GROUP_SHIFT, group_of, page_of, place_of
-from baton.transport.converted_part import ArrivingGroup, ConvertedPart
+from baton.transport.converted_part import ConvertedPart, GroupConversion
 from baton.transport.device_copies import DeviceCopies
 from baton.transport.kv_types import convertible_to
 from baton.transport.page_geometry import Geometry, geometry_of, whole_part
@@ -151,7 +151,7 @@ class PoolMemory:
 
     def _arriving(
         self, group: KVGroup, part: GroupPart, block_size: int, arrives_as: str
-    ) -> ArrivingGroup | None:
+    ) -> GroupConversion | None:
         """Return how a group's blocks arrive; None: as they are in the pool."""
         kv = group.kv
         if not isinstance(kv, TokenKV):
@@ -164,7 +164,7 @@ class PoolMemory:
         source: torch.dtype = getattr(torch, arrives_as)
         make = partial(KVConversion, source, self._pool.dtype, scales, self._pool.device)
         shape = (len(part.heads), len(part.layers), kv.vectors, block_size, kv.dim)
-        return ArrivingGroup(shape, make() if self._copies is None else self._copies.compute(make))
+        return GroupConversion(shape, make() if self._copies is None else self._copies.compute(make))
 
 
 def _layout_of(pool: Tensor) -> KVLayout:
