@@ -20,6 +20,7 @@ from baton.transport.ranks.shard import KVShard, objection, rank_shard, slices, 
 from baton.transport.staging import Staging
 from baton_kernels.kv_fp8 import FP8, KVScales
 from baton_kernels.kv_layout import KVGroup, KVLayout, LayerKV, StateKV, TokenKV
+from baton_kernels.kv_scaled import scaled_view, scales_of
 
 LENGTH = 64
 """Tokens of the one sequence that moves."""
@@ -208,6 +209,45 @@ async def test_kv_that_is_converted_arrives_as_the_receiver_would_have_rounded_i
     ):
         for prefill, decode in (((16, 1, 1), (64, 1, 1)), ((64, 2, 1), (16, 1, 2)), ((16, 1, 1), (16, 2, 1))):
             await check_move("full, window and state", prefill, decode, "tcp", whole, dtype)
+
+
+def test_blocks_travel_with_their_scales() -> None:
+    """To the second of two ranks, whose pages have other numbers of layers."""
+    kind, heads = "full and window", range(2, 4)
+    here, there = (KVLayout.of(kept_of(kind, tp), 16, 1, None, 4) for tp in (1, 2))
+    pools = [
+        torch.randint(0, 256, (64, layout.page_bytes), dtype=torch.uint8).view(FP8)
+        for layout in (here, there)
+    ]
+    parts = [GroupPart(heads, range(len(group.layers))) for group in here.groups]
+    given = PoolMemory(pools[0], layout=here).part(16, parts)
+    taken = PoolMemory(pools[1], layout=there).part(16)
+    for number, (ours, theirs) in enumerate(zip(here.groups, there.groups, strict=True)):
+        pages = [[9 + at for at in ours.tables], [30 - at for at in theirs.tables]]
+        sent = names_of(number, pages[0], len(ours.tables), 1)
+        landing = names_of(number, pages[1], len(theirs.tables), 1)
+        piece = memoryview(bytearray(given.form_of(sent).nbytes))
+        assert taken.form_of(landing).nbytes == piece.nbytes == len(ours.layers) * 2 * 2 * (16 * 8 + 4)
+        given.gather(sent, piece)
+        taken.scatter(landing, piece)
+        for layer in ours.layers:
+            found = []
+            for layout, pool, page in zip((here, there), pools, pages, strict=True):
+                place = layout.place_of(layer, layout.groups[number].kv)
+                view = scaled_view(pool, layout.view_shape(place.table, len(pool)))
+                at = page[place.table - layout.groups[number].tables.start], slice(None), place.index
+                found.append((view.view(torch.uint8)[at], scales_of(view).view(torch.int32)[at]))
+            for source, target in zip(*found, strict=True):
+                assert torch.equal(source[heads.start :], target)
+
+
+def test_blocks_with_scales_are_not_divided_or_converted() -> None:
+    layout = KVLayout.of([[TokenKV(2, 2, 8)]], 16, 1, None, 4)
+    memory = PoolMemory(torch.zeros(3, layout.page_bytes, dtype=torch.uint8).view(FP8), layout=layout)
+    with pytest.raises(ValueError, match="block_size 8: blocks with scales are not divided"):
+        memory.part(8)
+    with pytest.raises(ValueError, match=r"arrives_as is 'bfloat16'; allowed for a pool of fp8-dynamic: $"):
+        memory.part(16, None, "bfloat16")
 
 
 async def check_move(

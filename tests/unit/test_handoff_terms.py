@@ -205,6 +205,17 @@ def test_bytes_that_are_converted_cannot_be_compared() -> None:
     )
 
 
+def test_blocks_with_scales_have_one_size() -> None:
+    ours = wiring()
+    ours.compatibility.kv_dtype = "fp8-dynamic"
+    assert isinstance(agree(ours, opened(kv_dtype="fp8-dynamic")), Terms)
+    refusal = agree(ours, opened(kv_dtype="fp8-dynamic", block_size=32))
+    assert isinstance(refusal, pb.LinkRefuse)
+    assert refusal.reason == (
+        "block_size must be the same with KV of fp8-dynamic, whose blocks have scales: prefill 32, decode 16"
+    )
+
+
 @pytest.mark.parametrize("theirs", [(WHOLE,), HALVES])
 @pytest.mark.parametrize("ours", [(WHOLE,), HALVES, HALVES * 2])
 def test_how_many_ranks_there_are_is_no_mismatch(

@@ -20,6 +20,7 @@ from baton.models.loader import (
     Progress,
     kv_dtype,
     kv_layout,
+    kv_scale_bytes,
     kv_scales_of,
     load_model,
     new_page_pool,
@@ -136,7 +137,8 @@ def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) 
         clock,
         cast(Quantization, part.quantization),
     )
-    layout = kv_layout(model.config, part.block_size, kept_in, model.shard)
+    scale_bytes = kv_scale_bytes(cast(KVCacheDtype, part.kv_cache_dtype))
+    layout = kv_layout(model.config, part.block_size, kept_in, model.shard, scale_bytes)
     model.lay_out(layout)
     return LoadedRank(model, device, part.block_size, layout, kept_in)
 

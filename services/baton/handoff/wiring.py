@@ -13,7 +13,7 @@ from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.supervision import Supervision
 from baton.transport.base import GroupPart
 from baton.transport.block_names import MAX_GROUPS
-from baton.transport.kv_types import convertible_to
+from baton.transport.kv_types import FP8_DYNAMIC, convertible_to
 from baton.transport.ranks.endpoints import RankEndpoints
 from baton.transport.ranks.shard import KVShard, KVSlice, objection, slices
 from baton.transport.registry import first_common
@@ -120,6 +120,12 @@ def agree(ours: Wiring, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:
         return pb.LinkRefuse(
             field="block_size",
             reason="block_size of one side must divide that of the other: "
+            f"prefill {opened.compatibility.block_size}, decode {ours.compatibility.block_size}",
+        )
+    if smaller != larger and ours.compatibility.kv_dtype == FP8_DYNAMIC:
+        return pb.LinkRefuse(
+            field="block_size",
+            reason=f"block_size must be the same with KV of {FP8_DYNAMIC}, whose blocks have scales: "
             f"prefill {opened.compatibility.block_size}, decode {ours.compatibility.block_size}",
         )
     connector = first_common(opened.connectors, ours.ends.connectors)

@@ -88,10 +88,10 @@ class Attention(Mixer):
         sinks = {} if self.sinks is None else {"sinks": Place(self.sinks, (self._own_heads,))}
         return sinks | (kv_scale_places(self.kv_scales) if self._has_kv_scales else {})
 
-    def lay_out(self, place: KVPlace, holds_fp8: bool) -> None:
+    def lay_out(self, place: KVPlace, has_layer_scales: bool) -> None:
         """Have K and V at this place of a pool from now on, which holds FP8 or not. ModelError for a scale
         that none can be divided by."""
-        self.place, self.scales = place, self.scales_in_fp8() if holds_fp8 else UNSCALED
+        self.place, self.scales = place, self.scales_in_fp8() if has_layer_scales else UNSCALED
 
     def scales_in_fp8(self) -> KVScales:
         """The scales of K and V in a pool of FP8. ModelError for a scale that none can be divided by."""

@@ -8,6 +8,8 @@ KVConvert = Literal["none", "allow"]
 """``--kv-convert``: whether KV of another type than the pool's is converted when it arrives, or refused."""
 
 FP8 = "float8_e4m3fn"
+FP8_DYNAMIC = "fp8-dynamic"
+"""FP8 with a scale for each block and head, in the block."""
 PLAIN = ("bfloat16", "float16", "float32")
 _BYTES = {FP8: 1, "bfloat16": 2, "float16": 2, "float32": 4}
 

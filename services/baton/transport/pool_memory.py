@@ -21,7 +21,7 @@ from baton.transport.base import (
 from baton.transport.block_names import GROUP_SHIFT, group_of, page_of, place_of
 from baton.transport.converted_part import ConvertedPart, GroupConversion
 from baton.transport.device_copies import DeviceCopies
-from baton.transport.kv_types import convertible_to
+from baton.transport.kv_types import FP8_DYNAMIC, convertible_to
 from baton.transport.page_geometry import Geometry, geometry_of, whole_part
 from baton.transport.piece_bytes import byte_tensor
 from baton.transport.staging import DEVICE_PIECE_BYTES, DEVICE_STAGING_BYTES, Staging, StagingRoom
@@ -130,6 +130,10 @@ class PoolMemory:
             raise ValueError(
                 f"block_size {block_size} does not divide the pool's block size, {layout.block_size}"
             )
+        if layout.scale_bytes and block_size != layout.block_size:
+            raise ValueError(
+                f"block_size {block_size}: blocks with scales are not divided; allowed: {layout.block_size}"
+            )
         if parts is None:
             parts = [whole_part(group) for group in layout.groups]
         if len(parts) != len(layout.groups):
@@ -156,7 +160,7 @@ class PoolMemory:
         kv = group.kv
         if not isinstance(kv, TokenKV):
             return None
-        kept = str(self._pool.dtype).removeprefix("torch.")
+        kept = FP8_DYNAMIC if self.layout.scale_bytes else str(self._pool.dtype).removeprefix("torch.")
         if kv.vectors != 2 or arrives_as not in convertible_to(kept):
             allowed = ", ".join(convertible_to(kept)) if kv.vectors == 2 else "none, as it keeps latents"
             raise ValueError(f"arrives_as is {arrives_as!r}; allowed for a pool of {kept}: {allowed}")

@@ -26,6 +26,7 @@ from baton.process.ready import ChosenSizes, Progress, announce
 from baton.process.start_clock import StartClock
 from baton.text.digest import tokenizer_digest
 from baton.text.errors import TokenizerError
+from baton.transport.kv_types import FP8_DYNAMIC
 from baton.transport.pool_memory import PoolMemory
 from baton.worker.config import WorkerConfig
 from baton.worker.kv_endpoints import make_ends
@@ -102,7 +103,7 @@ def _served(
         tokenizer,
         KVForm(
             LAYOUT,
-            str(kv.dtype).removeprefix("torch."),
+            FP8_DYNAMIC if layout.scale_bytes else str(kv.dtype).removeprefix("torch."),
             kv.element_size(),
             tuple(group.kv for group in layout.groups),
         ),

@@ -73,6 +73,8 @@ class CellForm(msgspec.Struct, frozen=True, array_like=True):
     """What one head of one layer keeps of a token or, of a state, of a sequence."""
     element_bytes: int
     """The size of a number."""
+    scale_bytes: int
+    """The size of the scales of a block, of one head of one layer."""
     is_state: bool
 
 

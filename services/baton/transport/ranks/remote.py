@@ -141,7 +141,8 @@ class RemoteEndpoint:
             numbers = part.size * form.numbers
             if form.is_state:
                 return numbers * form.element_bytes
-            return numbers * cut.block_size * arriving_bytes(cut.arrives_as, form.element_bytes)
+            size = arriving_bytes(cut.arrives_as, form.element_bytes)
+            return numbers * cut.block_size * size + part.size * form.scale_bytes
 
         return tuple(
             BlockForm(form.tables, nbytes(form, part))
