@@ -319,6 +319,7 @@ def test_worker_options_survive_the_command_line(
         handoff_patience=9.5,
         drain_timeout=8,
         data_port=2,
+        kv_cache_dtype="fp8",
         block_size=32,
         kv_cache_memory=1 << 30,
         max_num_seqs=3,
@@ -346,9 +347,11 @@ def test_worker_options_survive_the_command_line(
     )
     same = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default}
     split = {"tensor_parallel_size", "pipeline_parallel_size", "nodes"}
-    assert same == {"num_blocks", "host_kv_memory"} | split
+    assert same == {"num_blocks", "host_kv_memory", "kv_convert"} | split
     assert parsed(monkeypatch, ["prefill", *ring.arguments(config)]) == config
-    other = WorkerConfig(role="decode", num_blocks=9, host_kv_memory=1 << 20, cluster_key=HUSH)
+    other = WorkerConfig(
+        role="decode", num_blocks=9, host_kv_memory=1 << 20, kv_convert="allow", cluster_key=HUSH
+    )
     assert parsed(monkeypatch, ["decode", *ring.arguments(other)]) == other
     ranks = WorkerConfig(role="both", tensor_parallel_size=4, pipeline_parallel_size=2, cluster_key=HUSH)
     assert parsed(monkeypatch, ["both", *ring.arguments(ranks)]) == ranks
