@@ -12,10 +12,11 @@ from baton.transport import converted_part
 from baton.transport.base import DeviceView, GroupPart
 from baton.transport.kv_types import arriving_bytes, convertible_to
 from baton.transport.pool_memory import PoolMemory
+from baton.worker.main import KVForm
 from baton_kernels.attention import AttentionPlan, write_kv
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.kv_fp8 import FP8, KVConversion, KVScales
-from baton_kernels.kv_layout import KVGroup, KVLayout, TokenKV
+from baton_kernels.kv_layout import KVGroup, KVLayout, LayerKV, StateKV, TokenKV
 from tests.support.fake_cuda.device import FakeCuda
 from tests.support.fp8_steps import ALL_CODES, dequantized, encoded
 from tests.support.paged_steps import Case, lay_out
@@ -163,3 +164,17 @@ def test_types_that_cannot_be_converted_are_refused_by_name() -> None:
     assert convertible_to("simulated") == ()
     assert [arriving_bytes(named(dtype), 9) for dtype in (*PLAIN, FP8)] == [2, 2, 4, 1]
     assert arriving_bytes("", 2) == 2
+
+
+def test_a_worker_converts_k_and_v_and_nothing_else() -> None:
+    full, latent, state = TokenKV(2, 2, 8), TokenKV(1, 1, 24), StateKV(2, 8)
+    codes = ("float8_e4m3fn",)
+    for dtype, groups, types in (
+        ("bfloat16", (full, state), codes),
+        ("float8_e4m3fn", (full,), ("bfloat16", "float16", "float32")),
+        ("fp8-dynamic", (full,), ()),
+        ("bfloat16", (latent,), ()),
+        ("float32", (state,), ()),
+    ):
+        kept: tuple[LayerKV, ...] = groups
+        assert KVForm("any", dtype, 2, kept).convertible == types
