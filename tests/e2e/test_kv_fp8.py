@@ -42,14 +42,13 @@ BY_BLOCK = "scales by block, two ranks, little memory"
 def rings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Ring]]:
     """One prefill worker, and behind it each of the decode workers."""
     tmp = tmp_path_factory.mktemp("fp8")
-    chunks = ("--block-size", "16", "--prefill-chunk", "16", "--num-blocks", "64")
-    prefill = worker(tmp, "prefill", "prefill", "demo", *FP8, *chunks)
+    chunks = ("--prefill-chunk", "16", "--num-blocks", "64")
+    prefill = worker(tmp, "prefill", "prefill", "demo", *FP8, "--block-size", "16", *chunks)
     decodes = {
         name: worker(tmp, f"decode-{at}", "decode", "demo", *FP8, *options)
         for at, (name, options) in enumerate(DECODES.items())
     }
     groups = {name: [prefill, decode] for name, decode in decodes.items()}
-    chunks = ("--prefill-chunk", "16", "--num-blocks", "64")
     by_block = [
         worker(tmp, "prefill-by-block", "prefill", "demo", *DYNAMIC, *chunks),
         worker(tmp, "decode-by-block", "decode", "demo", *DYNAMIC, *LITTLE_MEMORY, *TWO_RANKS),
