@@ -7,6 +7,7 @@ by the scale, in float32, rounded to the nearest code (ties to even) and bounded
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
+ON_ONE_THREAD = 1 << 15
+"""The most numbers that torch converts on the calling thread of a CPU. Blocks arrive on threads of their own,
+beside a step that has all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,47 @@ def check_scales(pool: Tensor, scales: KVScales) -> None:
         raise ValueError(f"scales are {scales}; allowed with a pool of {pool.dtype}: {UNSCALED}")
 
 
-def to_codes(x: Tensor, factor: float) -> Tensor:
-    """x, of a float type, times ``factor``, as codes: FP8 of the same shape."""
+def to_codes(x: Tensor, factor: float | Tensor) -> Tensor:
+    """x, of a float type, times ``factor``, a number or float32 that is broadcast, as codes: FP8 of x's
+    shape."""
     return (x.float() * factor).clamp(-LARGEST, LARGEST).to(FP8)
+
+
+class KVConversion:
+    """K and V of some layers from a pool of one type to a pool of another: from numbers to FP8, as a pool of
+    FP8 stores them, or from FP8 to numbers, each code times its scale in float32 and rounded once."""
+
+    def __init__(
+        self, source: torch.dtype, target: torch.dtype, scales: Sequence[KVScales], device: torch.device
+    ) -> None:
+        """``scales``: of each layer. ValueError unless one of the types is FP8, and one alone."""
+        if (source == FP8) == (target == FP8):
+            raise ValueError(f"{source} to {target}; allowed: one of them {FP8}")
+        self.source = source
+        self._target = target
+        factors = [each.factors if target == FP8 else (each.k, each.v) for each in scales]
+        self._factors = torch.tensor(factors, dtype=torch.float32, device=device).flatten()
+        self._numbers = torch.arange(256, dtype=torch.uint8, device=device).view(FP8).float()
+        """The number of each code: on a CPU, torch is slow to convert FP8."""
+
+    def __call__(self, blocks: Tensor) -> Tensor:
+        """blocks [N, heads, layers, 2, tokens, dim] of the source's type, contiguous -> the same of the
+        target's."""
+        vectors = blocks.flatten(4).flatten(0, 3)
+        factors = self._factors.repeat(len(vectors) // len(self._factors))[:, None]
+        made = torch.empty(vectors.shape, dtype=self._target, device=vectors.device)
+        count = len(vectors) if vectors.is_cuda else max(1, ON_ONE_THREAD // vectors.shape[1])
+        for start in range(0, len(vectors), count):
+            part = slice(start, start + count)
+            made[part] = self._converted(vectors[part], factors[part])
+        return made.view(blocks.shape)
+
+    def _converted(self, vectors: Tensor, factors: Tensor) -> Tensor:
+        if self._target == FP8:
+            return to_codes(vectors, factors)
+        codes = vectors.view(torch.uint8).int()
+        numbers = self._numbers.index_select(0, codes.view(-1)).view(vectors.shape)
+        return (numbers * factors).to(self._target)
 
 
 def as_stored(x: Tensor, factor: float, pool: Tensor) -> Tensor:

@@ -116,6 +116,8 @@ class KVLayout:
     block_size: int
     element_bytes: int
     page_bytes: int
+    scale_bytes: int = 0
+    """The bytes behind each of a block's K and V of one head: of its scale, if it has one."""
 
     @classmethod
     def of(
@@ -124,6 +126,7 @@ class KVLayout:
         block_size: int,
         element_bytes: int,
         layers: range | None = None,
+        scale_bytes: int = 0,
     ) -> KVLayout:
         """``kept``: what each layer of the whole model keeps on one rank. ``layers``: those that are on this
         rank; None: all. The tables are the same for all ranks. Raises KVLayoutError."""
@@ -133,7 +136,7 @@ class KVLayout:
         if sum(isinstance(kv, StateKV) for kv in kinds) > 1:
             named = "; ".join(str(kv) for kv in kinds if isinstance(kv, StateKV))
             raise KVLayoutError(f"states of one size are allowed in a model, not {named}")
-        cells = [_cell_bytes(kv, block_size, element_bytes) for kv in kinds]
+        cells = [_cell_bytes(kv, block_size, element_bytes, scale_bytes) for kv in kinds]
         counts = [sum(each.count(kv) for each in kept) * _cells(kv) for kv in kinds]
         unit = _unit(kinds, cells)
         tables = _tables(kinds, cells, counts, unit, block_size)
@@ -146,7 +149,7 @@ class KVLayout:
             groups.append(KVGroup(kv, own, range(first, first + count), per_page))
             first += count
             page = max(page, per_page * cell)
-        return cls(tuple(groups), block_size, element_bytes, -(-page // unit) * unit)
+        return cls(tuple(groups), block_size, element_bytes, -(-page // unit) * unit, scale_bytes)
 
     @classmethod
     def of_one(cls, block_size: int) -> KVLayout:
@@ -156,15 +159,17 @@ class KVLayout:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a page is a block: there is one group, which keeps K and V, in one table."""
+        """Whether a page is a block of nothing but numbers: there is one group, which keeps K and V, in one
+        table, and without scales."""
         [group, *others] = self.groups
         kv = group.kv
-        return not others and isinstance(kv, TokenKV) and kv.vectors == 2 and len(group.tables) == 1
+        is_alone = not others and not self.scale_bytes
+        return is_alone and isinstance(kv, TokenKV) and kv.vectors == 2 and len(group.tables) == 1
 
     @property
-    def holds_fp8(self) -> bool:
-        """Whether K and V are FP8: no other type has one byte."""
-        return self.element_bytes == 1
+    def has_layer_scales(self) -> bool:
+        """Whether K and V are FP8, as no other type has one byte, by scales of each layer."""
+        return self.element_bytes == 1 and not self.scale_bytes
 
     @property
     def keeps_blocks(self) -> bool:
@@ -187,7 +192,7 @@ class KVLayout:
         return self._cell_bytes(group) * len(group.layers) * _cells(group.kv)
 
     def _cell_bytes(self, group: KVGroup) -> int:
-        return _cell_bytes(group.kv, self.block_size, self.element_bytes)
+        return _cell_bytes(group.kv, self.block_size, self.element_bytes, self.scale_bytes)
 
     @property
     def token_groups(self) -> tuple[KVGroup, ...]:
@@ -222,7 +227,7 @@ class KVLayout:
         group: [pages, heads, layers, vectors, block_size, dim]. The last layers of a page may be nobody's."""
         kv = next(group.kv for group in self.token_groups if table in group.tables)
         assert isinstance(kv, TokenKV)
-        cell = _cell_bytes(kv, self.block_size, self.element_bytes)
+        cell = _cell_bytes(kv, self.block_size, self.element_bytes, self.scale_bytes)
         return (num_pages, kv.heads, self.page_bytes // cell, kv.vectors, self.block_size, kv.dim)
 
 
@@ -241,8 +246,11 @@ def _cells(kv: LayerKV) -> int:
     return kv.units if isinstance(kv, StateKV) else 1
 
 
-def _cell_bytes(kv: LayerKV, block_size: int, element_bytes: int) -> int:
-    return kv.size * 4 if isinstance(kv, StateKV) else kv.size * block_size * element_bytes
+def _cell_bytes(kv: LayerKV, block_size: int, element_bytes: int, scale_bytes: int) -> int:
+    """The bytes of a unit's state, or of a block of one layer."""
+    if isinstance(kv, StateKV):
+        return kv.size * 4
+    return kv.heads * kv.vectors * (kv.dim * block_size * element_bytes + scale_bytes)
 
 
 def _unit(kinds: Sequence[LayerKV], cells: Sequence[int]) -> int:

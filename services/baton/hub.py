@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from importlib import resources
 from pathlib import Path
 
@@ -16,6 +17,8 @@ SKIPPED_FILES = ("*/*", "consolidated*")
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
+_KV_SCALES = ("k_scale", "v_scale", "kv_scale", "k_proj.output_scale", "v_proj.output_scale")
+"""Ends of the names of the scales of K and V."""
 
 
 def resolve_model(
@@ -45,7 +48,8 @@ def revision_of(path: Path) -> str:
 
     Two workers may exchange KV only if these agree. Hashed are config.json and, of each safetensors file,
     its name, size and header (which names every tensor) and samples spread over the data, so that two
-    fine-tunes of one model differ; reading whole files would take minutes.
+    fine-tunes of one model differ; reading whole files would take minutes. The scales of K and V are hashed
+    whole: calibration changes nothing else.
     """
     digest = hashlib.sha256()
     config = path / "config.json"
@@ -59,11 +63,30 @@ def revision_of(path: Path) -> str:
             prefix = stream.read(8)
             digest.update(prefix)
             header = min(int.from_bytes(prefix, "little"), size)
-            digest.update(stream.read(header))
+            described = stream.read(header)
+            digest.update(described)
+            for start, stop in _kv_scales(described):
+                stream.seek(8 + header + start)
+                digest.update(stream.read(stop - start))
             for sample in range(_SAMPLES):
                 stream.seek(8 + header + max(0, size - 8 - header) * sample // _SAMPLES)
                 digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
+
+
+def _kv_scales(header: bytes) -> list[tuple[int, int]]:
+    """Return where the data of a safetensors file has the scales of K and V, by its header: the first byte of
+    each and the byte behind its last. Scales of more than a few bytes are none of these."""
+    if b"_scale" not in header:
+        return []
+    try:
+        named = json.loads(header)
+        places = [
+            tuple(tensor["data_offsets"]) for name, tensor in named.items() if name.endswith(_KV_SCALES)
+        ]
+        return sorted((start, stop) for start, stop in places if 0 <= start < stop <= start + _SAMPLE_BYTES)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []  # whoever loads the file says what is wrong with it
 
 
 def _demo_model() -> Path:

@@ -18,27 +18,43 @@ PROMPTS = tuple(
     f"{text}: the router and what it knows of {text}" for text in ("prefill", "decode", "KV blocks")
 )
 FP8 = ("--kv-cache-dtype", "fp8", "--connector", "tcp")
+TWO_RANKS = ("--tensor-parallel-size", "2")
+LITTLE_MEMORY = (
+    "--block-size",
+    "8",
+    "--num-blocks",
+    "22",
+    "--host-kv-memory",
+    "16MiB",
+    "--max-num-seqs",
+    "3",
+)
 DECODES: Mapping[str, tuple[str, ...]] = {
-    "small blocks, little memory": (
-        *("--block-size", "8", "--num-blocks", "22", "--host-kv-memory", "16MiB", "--max-num-seqs", "3"),
-    ),
-    "two ranks": ("--tensor-parallel-size", "2", "--num-blocks", "64"),
+    "small blocks, little memory": LITTLE_MEMORY,
+    "two ranks": (*TWO_RANKS, "--num-blocks", "64"),
 }
 """What is different about a decode worker."""
+DYNAMIC = ("--kv-cache-dtype", "fp8-dynamic", "--connector", "tcp", "--block-size", "8")
+BY_BLOCK = "scales by block, two ranks, little memory"
 
 
 @pytest.fixture(scope="module")
 def rings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Ring]]:
     """One prefill worker, and behind it each of the decode workers."""
     tmp = tmp_path_factory.mktemp("fp8")
-    chunks = ("--block-size", "16", "--prefill-chunk", "16", "--num-blocks", "64")
-    prefill = worker(tmp, "prefill", "prefill", "demo", *FP8, *chunks)
+    chunks = ("--prefill-chunk", "16", "--num-blocks", "64")
+    prefill = worker(tmp, "prefill", "prefill", "demo", *FP8, "--block-size", "16", *chunks)
     decodes = {
         name: worker(tmp, f"decode-{at}", "decode", "demo", *FP8, *options)
         for at, (name, options) in enumerate(DECODES.items())
     }
     groups = {name: [prefill, decode] for name, decode in decodes.items()}
-    with running([prefill, *decodes.values()]), running_routers(tmp, "demo", groups) as rings:
+    by_block = [
+        worker(tmp, "prefill-by-block", "prefill", "demo", *DYNAMIC, *chunks),
+        worker(tmp, "decode-by-block", "decode", "demo", *DYNAMIC, *LITTLE_MEMORY, *TWO_RANKS),
+    ]
+    groups[BY_BLOCK] = by_block
+    with running([prefill, *decodes.values(), *by_block]), running_routers(tmp, "demo", groups) as rings:
         yield rings
 
 
@@ -49,25 +65,30 @@ def offline(kept_in: KVCacheDtype) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    answers = offline("fp8")
-    assert answers != offline("auto"), "nothing was rounded"
+def expected() -> Mapping[KVCacheDtype, list[list[int]]]:
+    kinds: tuple[KVCacheDtype, ...] = ("auto", "fp8", "fp8-dynamic")
+    answers = {kept_in: offline(kept_in) for kept_in in kinds}
+    assert answers["fp8"] != answers["auto"] != answers["fp8-dynamic"], "nothing was rounded"
     return answers
 
 
-@pytest.mark.parametrize("name", DECODES)
+@pytest.mark.parametrize("name", [*DECODES, BY_BLOCK])
 async def test_the_tokens_are_one_workers(
-    rings: Mapping[str, Ring], expected: list[list[int]], name: str
+    rings: Mapping[str, Ring], expected: Mapping[KVCacheDtype, list[list[int]]], name: str
 ) -> None:
     ring = rings[name]
     async with RingClient(ring.url, "demo") as client:
         asked = [client.complete(text, temperature=2, seed=3, max_tokens=60) for text in PROMPTS]
         answers = [answer.token_ids for answer in await asyncio.gather(*asked)]
     ring.wait_idle()
-    assert answers == expected
+    assert answers == expected["fp8-dynamic" if name == BY_BLOCK else "fp8"]
     [decode] = ring.of_role("decode")
     found = {key.partition("{")[0]: value for key, value in decode.metrics().items()}
     assert found["baton_handoffs_completed_total"] >= len(PROMPTS)
+    if name == BY_BLOCK:
+        [prefill] = ring.of_role("prefill")
+        sent = {key.partition("{")[0]: value for key, value in prefill.metrics().items()}
+        assert found["baton_handoff_received_bytes_total"] == sent["baton_handoff_sent_bytes_total"]
     if name.endswith("little memory"):
         assert found["baton_preemptions_total"] > 0
         assert found["baton_host_kv_hit_blocks_total"] > 0

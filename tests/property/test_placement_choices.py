@@ -40,6 +40,7 @@ def fleets(draw: st.DrawFn, most: int = 12, group: bool = True) -> list[WorkerRe
             step_row_s=draw(st.sampled_from([0.0, 0.001])),
             mixed_prefill_tokens=draw(st.sampled_from([16, 64, 256])),
             kv_bytes_per_token=draw(st.sampled_from([0, 1000])),
+            takes_from=draw(st.sampled_from([(), (), ("",), ("new", "none")])) if group else (),
             link_bytes_per_s=draw(st.sampled_from([0.0, 1e6, 1e9])),
         )
 
@@ -59,6 +60,10 @@ OPTIONS = st.builds(
 )
 
 
+def feeds(prefill: WorkerReport, decode: WorkerReport) -> bool:
+    return prefill.group in (decode.group, *decode.takes_from)
+
+
 def decide(workers: list[WorkerReport], prompt: Prompt, options: PlacementOptions) -> Decision | None:
     return choose(prompt, [Estimate.of(report, options) for report in workers], options)
 
@@ -71,21 +76,22 @@ def test_those_who_are_chosen_may_and_can(
     decision = decide(workers, prompt, options)
     at = {worker.address: worker for worker in workers if worker.accepts}
     if decision is None:
-        prefills = {worker.group for worker in at.values() if worker.role == "prefill"}
+        prefills = [worker for worker in at.values() if worker.role == "prefill"]
         for worker in at.values():  # nobody was overlooked
             assert worker.role != "both"
             if worker.role == "decode":
-                assert worker.group not in prefills and options.no_prefill != "local"
+                assert not any(feeds(prefill, worker) for prefill in prefills)
+                assert options.no_prefill != "local"
         return
     decode = at[decision.choice.decode]
     assert decode.role != "prefill"
     if decision.choice.prefill is not None:
         prefill = at[decision.choice.prefill]
         assert (prefill.role, decode.role) == ("prefill", "decode")
-        assert prefill.group == decode.group
+        assert feeds(prefill, decode)
         assert options.disaggregation != "never"
     elif decode.role == "decode":
-        beside = [w for w in at.values() if w.role == "prefill" and w.group == decode.group]
+        beside = [w for w in at.values() if w.role == "prefill" and feeds(w, decode)]
         assert options.disaggregation != "always" or not beside
         assert options.disaggregation == "never" or options.no_prefill == "local" or beside
         if beside and options.disaggregation == "conditional" and options.itl_target_s is not None:

@@ -175,6 +175,13 @@ def test_a_host_tier_needs_prefix_caching() -> None:
         WorkerConfig(role="both", host_kv_memory=1024, prefix_caching=False)
 
 
+def test_checksums_cannot_be_of_kv_that_is_converted() -> None:
+    with pytest.raises(ConfigError, match=r"--verify-handoff: .* --kv-convert allow"):
+        WorkerConfig(role="decode", verify_handoff=True, kv_convert="allow")
+    with pytest.raises(ConfigError, match=r"--kv-convert.*none, allow"):
+        WorkerConfig(role="decode", kv_convert="fp8")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("option", "given", "value"),
     [
@@ -341,9 +348,11 @@ def test_worker_options_survive_the_command_line(
     )
     same = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default}
     split = {"tensor_parallel_size", "pipeline_parallel_size", "nodes"}
-    assert same == {"num_blocks", "host_kv_memory"} | split
+    assert same == {"num_blocks", "host_kv_memory", "kv_convert"} | split
     assert parsed(monkeypatch, ["prefill", *ring.arguments(config)]) == config
-    other = WorkerConfig(role="decode", num_blocks=9, host_kv_memory=1 << 20, cluster_key=HUSH)
+    other = WorkerConfig(
+        role="decode", num_blocks=9, host_kv_memory=1 << 20, kv_convert="allow", cluster_key=HUSH
+    )
     assert parsed(monkeypatch, ["decode", *ring.arguments(other)]) == other
     ranks = WorkerConfig(role="both", tensor_parallel_size=4, pipeline_parallel_size=2, cluster_key=HUSH)
     assert parsed(monkeypatch, ["both", *ring.arguments(ranks)]) == ranks

@@ -47,6 +47,7 @@ from baton.transport.torch_group import MAGIC as GROUP_MAGIC
 from baton.transport.torch_group import MEET_S
 from baton.transport.torch_store import LinkStore
 from baton.worker.config import CONNECTORS
+from baton_kernels.kv_fp8 import FP8
 from tests.support import sender
 from tests.support.certificates import Authority
 from tests.support.ipv6 import needs_ipv6
@@ -377,6 +378,17 @@ class TestParts:
             halves = [target.pool[block] for target in targets]
             assert torch.equal(torch.cat(halves), source.pool[block])
         await closed(pairs, prefill, *receivers)
+
+    async def test_kv_of_another_type_is_converted(self, kind: str) -> None:
+        source, target = kv(16, self.TOKENS, seed=1), kv(64, self.TOKENS)
+        target = KV(target.pool.to(FP8))
+        prefill, decode = make(kind), make(kind)
+        given, taken = source.part(16), target.part(16, None, "bfloat16")
+        pairs = [await linked(prefill, decode, await decode.listen("127.0.0.1", 0), given, taken)]
+        await move(pairs, [[0, 1, 2, 3], [9, 8, 5, 6, 4, 7]])
+        moved = logical(source)[..., : 10 * 16, :].to(FP8)
+        assert torch.equal(logical(target)[..., : 10 * 16, :].float(), moved.float())
+        await closed(pairs, prefill, decode)
 
     async def test_two_senders_of_half_the_heads_feed_one_receiver(self, kind: str) -> None:
         sources = [kv(64, self.TOKENS, heads=2, seed=seed) for seed in (1, 2)]

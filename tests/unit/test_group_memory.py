@@ -18,11 +18,14 @@ from baton.transport.ranks.endpoint import LocalEndpoint, RankAddress
 from baton.transport.ranks.endpoints import RankEndpoints
 from baton.transport.ranks.shard import KVShard, objection, rank_shard, slices, whole_shard
 from baton.transport.staging import Staging
+from baton_kernels.kv_fp8 import FP8, KVScales
 from baton_kernels.kv_layout import KVGroup, KVLayout, LayerKV, StateKV, TokenKV
+from baton_kernels.kv_scaled import scaled_view, scales_of
 
 LENGTH = 64
 """Tokens of the one sequence that moves."""
 HERE = RankAddress("127.0.0.1", "127.0.0.1")
+SCALES = {layer: KVScales(2.0**layer / 8, 2.0**-layer) for layer in range(8)}
 KINDS = ("full and window", "latent", "latent and state", "full, window and state")
 
 
@@ -48,6 +51,8 @@ class Whole:
 
     groups: tuple[KVGroup, ...]
     values: list[Tensor]
+    dtype: torch.dtype = torch.bfloat16
+    """The type of K and V."""
 
     @staticmethod
     def of(kind: str) -> Whole:
@@ -60,8 +65,23 @@ class Whole:
                 values.append(torch.randn(layers, kv.units, kv.size, generator=random))
             else:
                 shape = (kv.heads, layers, kv.vectors, LENGTH, kv.dim)
-                values.append(torch.randn(shape, generator=random).bfloat16())
+                values.append(torch.randn(shape, generator=random).mul_(200).bfloat16())
         return Whole(groups, values)
+
+    def converted(self, dtype: torch.dtype) -> Whole:
+        """The same as numbers of this type, from or to FP8 by ``SCALES``."""
+        values = []
+        for group, value in zip(self.groups, self.values, strict=True):
+            if not is_tokens(group):
+                values.append(value)
+                continue
+            pairs = [(SCALES[layer].k, SCALES[layer].v) for layer in group.layers]
+            scales = torch.tensor(pairs)[..., None, None]
+            if dtype == FP8:
+                values.append((value.float() / scales).clamp(-448, 448).to(FP8))
+            else:
+                values.append((value.float() * scales).to(dtype))
+        return Whole(self.groups, values, dtype)
 
 
 class Rank:
@@ -70,7 +90,7 @@ class Rank:
     def __init__(self, whole: Whole, kind: str, block_size: int, tp: int, rank: int, pp: int, stage: int):
         layers = len(kept_of(kind, 1))
         here = range(layers * stage // pp, layers * (stage + 1) // pp)
-        self.layout = KVLayout.of(kept_of(kind, tp), block_size, 2, here)
+        self.layout = KVLayout.of(kept_of(kind, tp), block_size, whole.dtype.itemsize, here)
         self.share = rank_shard(whole.groups, self.layout.groups, rank, tp)
         self.num_blocks = -(-LENGTH // block_size)
         count = sum(len(group.tables) for group in self.layout.groups) * self.num_blocks
@@ -80,8 +100,8 @@ class Rank:
             [next(free) for _ in range(len(group.tables) * (self.num_blocks if is_tokens(group) else 1))]
             for group in self.layout.groups
         ]
-        self.pool = torch.zeros(2 * count, self.layout.page_bytes // 2, dtype=torch.bfloat16)
-        self.memory = PoolMemory(self.pool, layout=self.layout)
+        self.pool = torch.zeros(2 * count, self.layout.page_bytes // whole.dtype.itemsize, dtype=whole.dtype)
+        self.memory = PoolMemory(self.pool, layout=self.layout, kv_scales=SCALES)
 
     def names(self, number: int, wire_size: int) -> tuple[int, ...]:
         """Of the whole sequence in one group."""
@@ -123,7 +143,7 @@ class Rank:
             return found
         size = layout.block_size
         found = torch.zeros(
-            kv.heads, len(group.layers), kv.vectors, self.num_blocks * size, kv.dim, dtype=torch.bfloat16
+            kv.heads, len(group.layers), kv.vectors, self.num_blocks * size, kv.dim, dtype=self.pool.dtype
         )
         for layer in range(len(group.layers)):
             table, index = divmod(layer, group.per_page)
@@ -179,11 +199,70 @@ async def test_every_connector_moves_groups(connector: str, decode: tuple[int, i
     await check_move("full, window and state", (16, 1, 1), decode, connector)
 
 
+async def test_kv_that_is_converted_arrives_as_the_receiver_would_have_rounded_it() -> None:
+    """Between any block sizes and ranks, whose pages have other numbers of layers, and beside states."""
+    numbers = Whole.of("full, window and state")
+    for whole, dtype in (
+        (numbers, FP8),
+        (numbers.converted(FP8), torch.bfloat16),
+        (numbers.converted(FP8), torch.float32),
+    ):
+        for prefill, decode in (((16, 1, 1), (64, 1, 1)), ((64, 2, 1), (16, 1, 2)), ((16, 1, 1), (16, 2, 1))):
+            await check_move("full, window and state", prefill, decode, "tcp", whole, dtype)
+
+
+def test_blocks_travel_with_their_scales() -> None:
+    """To the second of two ranks, whose pages have other numbers of layers."""
+    kind, heads = "full and window", range(2, 4)
+    here, there = (KVLayout.of(kept_of(kind, tp), 16, 1, None, 4) for tp in (1, 2))
+    pools = [
+        torch.randint(0, 256, (64, layout.page_bytes), dtype=torch.uint8).view(FP8)
+        for layout in (here, there)
+    ]
+    parts = [GroupPart(heads, range(len(group.layers))) for group in here.groups]
+    given = PoolMemory(pools[0], layout=here).part(16, parts)
+    taken = PoolMemory(pools[1], layout=there).part(16)
+    for number, (ours, theirs) in enumerate(zip(here.groups, there.groups, strict=True)):
+        pages = [[9 + at for at in ours.tables], [30 - at for at in theirs.tables]]
+        sent = names_of(number, pages[0], len(ours.tables), 1)
+        landing = names_of(number, pages[1], len(theirs.tables), 1)
+        piece = memoryview(bytearray(given.form_of(sent).nbytes))
+        assert taken.form_of(landing).nbytes == piece.nbytes == len(ours.layers) * 2 * 2 * (16 * 8 + 4)
+        given.gather(sent, piece)
+        taken.scatter(landing, piece)
+        for layer in ours.layers:
+            found = []
+            for layout, pool, page in zip((here, there), pools, pages, strict=True):
+                place = layout.place_of(layer, layout.groups[number].kv)
+                view = scaled_view(pool, layout.view_shape(place.table, len(pool)))
+                at = page[place.table - layout.groups[number].tables.start], slice(None), place.index
+                found.append((view.view(torch.uint8)[at], scales_of(view).view(torch.int32)[at]))
+            for source, target in zip(*found, strict=True):
+                assert torch.equal(source[heads.start :], target)
+
+
+def test_blocks_with_scales_are_not_divided_or_converted() -> None:
+    layout = KVLayout.of([[TokenKV(2, 2, 8)]], 16, 1, None, 4)
+    memory = PoolMemory(torch.zeros(3, layout.page_bytes, dtype=torch.uint8).view(FP8), layout=layout)
+    with pytest.raises(ValueError, match="block_size 8: blocks with scales are not divided"):
+        memory.part(8)
+    with pytest.raises(ValueError, match=r"arrives_as is 'bfloat16'; allowed for a pool of fp8-dynamic: $"):
+        memory.part(16, None, "bfloat16")
+
+
 async def check_move(
-    kind: str, prefill: tuple[int, int, int], decode: tuple[int, int, int], connector: str
+    kind: str,
+    prefill: tuple[int, int, int],
+    decode: tuple[int, int, int],
+    connector: str,
+    whole: Whole | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    whole = Whole.of(kind)
-    sources, targets = (worker(whole, kind, *shape) for shape in (prefill, decode))
+    """``dtype``: the type to which the receiver converts; None: the sender's."""
+    whole = Whole.of(kind) if whole is None else whole
+    landing = whole if dtype is None else whole.converted(dtype)
+    arrives_as = "" if dtype is None else str(whole.dtype).removeprefix("torch.")
+    sources, targets = worker(whole, kind, *prefill), worker(landing, kind, *decode)
     for ranks in (sources, targets):
         assert objection([rank.share for rank in ranks], whole_shard(whole.groups)) is None
     for rank in sources:
@@ -194,7 +273,7 @@ async def check_move(
     addresses = (await receivers.listen([HERE] * len(targets), 0))[connector]
     channels = receivers.channels(slices(senders.shares, receivers.shares), addresses)
     lost: list[str] = []
-    receiver = receivers.expect(connector, wire_size, channels, lambda: lost.append("receiver"))
+    receiver = receivers.expect(connector, wire_size, channels, lambda: lost.append("receiver"), arrives_as)
     sender = await senders.connect(connector, wire_size, channels, lambda: lost.append("sender"))
     for number in range(len(whole.groups)):
         sent, landed = sources[0].names(number, wire_size), targets[0].names(number, wire_size)
@@ -202,15 +281,16 @@ async def check_move(
         arrival = receiver.post_receive(number + 1, landed)
         await asyncio.wait_for(asyncio.ensure_future(sender.send(number + 1, sent)), 30)
         await asyncio.wait_for(asyncio.ensure_future(arrival), 30)
-        sums = await asyncio.gather(sender.checksum(sent), receiver.checksum(landed))
-        assert sums[0] == sums[1]
+        if not arrives_as:
+            sums = await asyncio.gather(sender.checksum(sent), receiver.checksum(landed))
+            assert sums[0] == sums[1]
     for rank in targets:
         others = [
             page for page in range(len(rank.pool)) if page not in {p for own in rank.pages for p in own}
         ]
-        assert not rank.pool[others].any(), "no page but the sequence's is touched"
-        for got, expected in zip(rank.get(), rank.expected(whole), strict=True):
-            assert torch.equal(got.flatten(), expected.flatten())
+        assert not rank.pool.view(torch.uint8)[others].any(), "no page but the sequence's is touched"
+        for got, expected in zip(rank.get(), rank.expected(landing), strict=True):
+            assert torch.equal(got.float().flatten(), expected.float().flatten())
     assert lost == []
     await asyncio.gather(sender.close(), receiver.close())
     await asyncio.gather(senders.close(), receivers.close())

@@ -34,7 +34,7 @@ COMPATIBILITY = pb.Compatibility(
 
 
 class _NoMemory:
-    def part(self, block_size: int, parts: Sequence[GroupPart] | None = None) -> _Bytes:
+    def part(self, block_size: int, parts: Sequence[GroupPart] | None = None, arrives_as: str = "") -> _Bytes:
         raise AssertionError("no link is made here")
 
 
@@ -65,7 +65,13 @@ WHOLE = KVShard.of_one(range(2), range(3))
 HALVES = (KVShard.of_one(range(1), range(3)), KVShard.of_one(range(1, 2), range(3)))
 
 
-def wiring(*, verify: bool = False, block_size: int = 16, shares: Sequence[KVShard] = (WHOLE,)) -> Wiring:
+def wiring(
+    *,
+    verify: bool = False,
+    block_size: int = 16,
+    shares: Sequence[KVShard] = (WHOLE,),
+    converts: tuple[str, ...] = (),
+) -> Wiring:
     compatibility = pb.Compatibility()
     compatibility.CopyFrom(COMPATIBILITY)
     compatibility.block_size = block_size
@@ -77,6 +83,7 @@ def wiring(*, verify: bool = False, block_size: int = 16, shares: Sequence[KVSha
         compatibility=compatibility,
         metrics=HandoffMetrics(CollectorRegistry(), "decode"),
         verify=verify,
+        converts=converts,
     )
 
 
@@ -153,6 +160,60 @@ def test_groups_that_differ_are_refused_by_name(field: str, value: str | int, wo
     assert isinstance(refusal, pb.LinkRefuse)
     assert refusal.field == f"groups[0].{field}"
     assert refusal.reason == f"groups[0].{field} differs: {words}"
+
+
+FP8 = "float8_e4m3fn"
+
+
+def test_kv_of_another_type_is_taken_where_the_option_says_so() -> None:
+    terms = agree(wiring(converts=(FP8,), block_size=64), opened(kv_dtype=FP8))
+    assert isinstance(terms, Terms)
+    assert (terms.arrives_as, terms.block_size) == (FP8, 16)
+    alike = agree(wiring(converts=(FP8,)), opened())
+    assert isinstance(alike, Terms)
+    assert alike.arrives_as == ""
+
+
+@pytest.mark.parametrize(
+    ("differing", "reason"),
+    [
+        ({"kv_dtype": "bfloat16"}, "kv_dtype differs: prefill bfloat16, decode float32"),
+        ({"kv_dtype": FP8, "quantization": "int8"}, "quantization differs: prefill int8, decode none"),
+    ],
+)
+def test_an_option_to_convert_makes_nothing_else_fit(differing: dict[str, str], reason: str) -> None:
+    refusal = agree(wiring(converts=(FP8,)), opened(**differing))  # type: ignore[arg-type]
+    assert isinstance(refusal, pb.LinkRefuse)
+    assert refusal.reason == reason
+
+
+def test_without_the_option_the_refusal_names_it() -> None:
+    refusal = agree(wiring(), opened(kv_dtype=FP8))
+    assert isinstance(refusal, pb.LinkRefuse)
+    assert refusal.reason == (
+        f"kv_dtype differs: prefill {FP8}, decode float32; decode converts it with --kv-convert allow"
+    )
+
+
+def test_bytes_that_are_converted_cannot_be_compared() -> None:
+    refusal = agree(wiring(converts=(FP8,)), opened(kv_dtype=FP8, verify=True))
+    assert isinstance(refusal, pb.LinkRefuse)
+    assert refusal.field == "verify"
+    assert refusal.reason == (
+        f"verify_handoff compares bytes, which decode changes when it converts {FP8} (--kv-convert) to "
+        "float32; allowed: one of both options"
+    )
+
+
+def test_blocks_with_scales_have_one_size() -> None:
+    ours = wiring()
+    ours.compatibility.kv_dtype = "fp8-dynamic"
+    assert isinstance(agree(ours, opened(kv_dtype="fp8-dynamic")), Terms)
+    refusal = agree(ours, opened(kv_dtype="fp8-dynamic", block_size=32))
+    assert isinstance(refusal, pb.LinkRefuse)
+    assert refusal.reason == (
+        "block_size must be the same with KV of fp8-dynamic, whose blocks have scales: prefill 32, decode 16"
+    )
 
 
 @pytest.mark.parametrize("theirs", [(WHOLE,), HALVES])

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -13,6 +14,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors.torch import save_file
 
 from baton import hub
 from baton.process.options import ModelError
@@ -141,10 +143,31 @@ def test_revision_changes_with_the_contents(change: str, model: Path, tmp_path: 
     assert hub.revision_of(copy) != hub.revision_of(model)
 
 
+def test_revision_changes_with_any_scale_of_k_and_v(tmp_path: Path) -> None:
+    """Between which no sample falls: calibrated again, a checkpoint differs in nothing else."""
+    (tmp_path / "config.json").touch()
+    names = [f"model.layers.{layer}.self_attn.{kind}_scale" for layer in range(3) for kind in "kv"]
+    tensors = {name: torch.tensor(1.0) for name in names}
+    tensors |= {"a": torch.zeros(1 << 16), "z": torch.zeros(1 << 15)}
+    file, found = tmp_path / "model.safetensors", set[str]()
+    for changed in ["nothing", *names]:
+        save_file(tensors | ({changed: torch.tensor(2.0)} if changed in names else {}), file)
+        found.add(hub.revision_of(tmp_path))
+    assert len(found) == 1 + len(names)
+
+
 def test_revision_of_odd_files(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         hub.revision_of(tmp_path)
     (tmp_path / "config.json").touch()
     for size in (0, 3, 8, 100):
         (tmp_path / "model.safetensors").write_bytes(b"\xff" * size)
+        hub.revision_of(tmp_path)
+    for header in (
+        b'{"k_scale": 1}',
+        b'["k_scale"]',
+        b'{"k_scale": {"data_offsets": ["a", 4]}}',
+        b"{k_scale",
+    ):
+        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         hub.revision_of(tmp_path)

@@ -174,6 +174,17 @@ def test_types_without_kernels_are_refused(
         kv_dtype("fp8", config, dtype, device)
 
 
+def test_scales_by_block_are_refused_where_there_are_no_kernels(model_dir: ModelDir) -> None:
+    config = ModelConfig.from_dir(model_dir("llama"))
+    with pytest.raises(ModelError, match=r"kv_cache_dtype is 'fp8-dynamic'; allowed on cuda: auto, fp8$"):
+        kv_dtype("fp8-dynamic", config, torch.bfloat16, "cuda")
+    with pytest.raises(ModelError, match=r"allowed for LlamaForCausalLM, of heads of 16: auto, fp8$"):
+        kv_dtype("fp8-dynamic", config, torch.bfloat16, "cpu")
+    latents = ModelConfig.from_dir(model_dir("deepseek-v3"))
+    with pytest.raises(ModelError, match="DeepseekV3ForCausalLM, which keeps latents"):
+        kv_dtype("fp8-dynamic", latents, torch.bfloat16, "cpu")
+
+
 def test_a_scale_that_divides_nothing_is_refused_with_its_layer(model_dir: ModelDir) -> None:
     model = scaled(load_model(model_dir("llama")), SCALES)
     for module in model.modules():

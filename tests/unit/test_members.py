@@ -12,6 +12,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.greeting.proofs import MalformedGreetingError
 from baton.handoff.identity import compatibility_digest
 from baton.net.heartbeat import TICK_S
 from baton.router.discovery.endpoint import Discovery, Endpoint
@@ -20,7 +21,7 @@ from baton.router.discovery.pace import WatchTimings
 from baton.router.discovery.static import StaticDiscovery
 from baton.router.dispatch.ring import WorkerRing
 from baton.router.dispatch.types import RingError
-from baton.router.fleet.compatibility import by_group
+from baton.router.fleet.compatibility import by_group, check_hello, pairings, unpaired
 from baton.router.fleet.members import BEATS_AT_ONCE, Members
 from baton.router.fleet.outliers import EjectionRules
 from baton.router.fleet.worker_client import WorkerClient
@@ -305,6 +306,31 @@ def test_groups_are_of_one_model_revision_and_terms() -> None:
     silent = greeted("10.0.0.2:9")
     silent.hello = None
     assert list(by_group([old, new, other, silent]).values()) == [[old], [new], [other]]
+
+
+def test_workers_that_convert_take_over_from_other_groups_too() -> None:
+    exact, rounded = "1234", "5678"
+    prefills = [hello(pb.ROLE_PREFILL), hello(pb.ROLE_PREFILL), hello(pb.ROLE_PREFILL, revision="2")]
+    decodes = [hello(pb.ROLE_DECODE), hello(pb.ROLE_DECODE), hello(pb.ROLE_BOTH)]
+    for worker, terms in zip([*prefills, *decodes], 3 * [exact, rounded], strict=True):
+        assert worker.hello is not None
+        worker.hello.compatibility = terms
+    first = decodes[0].hello
+    assert first is not None
+    assert unpaired(prefills) == prefills
+    assert unpaired([prefills[0], decodes[0]]) == [prefills[0]]
+    first.converts.extend([exact, exact, rounded])
+    assert unpaired([*prefills, *decodes]) == [prefills[2]], "another revision is another model"
+    assert [(like, set(takers)) for like, takers in pairings([prefills[0], *decodes])] == [
+        ([prefills[0], decodes[1]], {decodes[0], decodes[1]}),
+        ([decodes[0], decodes[2]], {decodes[0]}),
+    ]
+    assert decodes[0].report().takes_from == (" ".join(("m", "1", exact)),)
+    first.incarnation = "d"
+    check_hello(first)
+    first.converts.extend(["x"] * 8)
+    with pytest.raises(MalformedGreetingError, match="converts: at most 8 are allowed, not 11"):
+        check_hello(first)
 
 
 async def test_during_a_rollout_both_releases_serve_each_within_itself() -> None:

@@ -102,6 +102,21 @@ class TestPairs:
         assert chosen([*workers[:3], worker("d2", group="new")]) == Choice("d2", "p2")
         assert chosen(workers[:3]) == Choice("d1", "p1")
 
+    def test_a_worker_that_converts_takes_over_from_another_group(self) -> None:
+        prefill, alike = worker("p", group="exact"), worker("d1", group="exact", sequences=3)
+        other = worker("d2", group="fp8", takes_from=("exact", "none there"))
+        assert chosen([prefill, alike, other]) == Choice("d2", "p")
+        assert chosen([prefill, other]) == Choice("d2", "p")
+        assert chosen([alike, other._replace(sequences=6)]) == Choice("d1")
+        both = worker("p2", group="fp8", prefill_tokens=500)
+        assert chosen([prefill, both, other]) == Choice("d2", "p")
+        assert chosen([prefill._replace(prefill_tokens=900), both, other]) == Choice("d2", "p2")
+        never = PlacementOptions(disaggregation="never")
+        assert chosen([prefill, other], never) == Choice("d2")
+        assert chosen([prefill, other._replace(takes_from=())]) == Choice("d2"), (
+            "it computes the prompt itself"
+        )
+
     def test_a_release_without_prefill_helps_out_when_the_other_is_full(self) -> None:
         """As when of the new release all prefill workers are there, and one decode worker."""
         old = [worker(f"d{number}", group="old", sequences=3) for number in range(4)]

@@ -7,15 +7,37 @@
 namespace {
 
 // The pool and one of its layers: a (block, kv head) holds block_size * dim elements of K, then as many of V. They are
-// S, which is T, the type of queries, or e4m3: codes, which become words of T in registers.
+// S, which is T, the type of queries, or e4m3: codes, which become words of T in registers. Codes of a pool that is
+// ``scaled`` are those of numbers over a scale of their own, a float behind each K and each V, which is a power of two.
 template <class S> struct Pool {
     const S* data;
-    int64_t kv_heads, layers, layer, block_size, dim;
+    int64_t kv_heads, layers, layer, block_size, dim, page;  // page: elements of a block
+    bool scaled;
+    int64_t numbers() const { return block_size * dim; }
+    int64_t stride() const { return numbers() + (scaled ? sizeof(float) : 0); }
     const S* keys(int64_t block, int64_t head) const {
-        return data + (((block * kv_heads + head) * layers + layer) * 2) * block_size * dim;
+        return data + block * page + ((head * layers + layer) * 2) * stride();
     }
-    const S* values(int64_t block, int64_t head) const { return keys(block, head) + block_size * dim; }
+    const S* values(int64_t block, int64_t head) const { return keys(block, head) + stride(); }
+    // The scale of K or V, which begins at ``of``.
+    float scale(const S* of) const {
+        float found = 1;
+        if (scaled) std::memcpy(&found, of + numbers(), sizeof found);
+        return found;
+    }
+    float key_scale(int64_t block, int64_t head) const { return scale(keys(block, head)); }
+    float value_scale(int64_t block, int64_t head) const { return scale(values(block, head)); }
 };
+
+// Words of T times a power of two, which is exact.
+template <class T> inline vi scaled_words(vi words, float scale) {
+    if constexpr (std::is_same_v<T, float>) {
+        return (vi)((vf)words * scale);
+    } else {
+        const vu even = (vu)((vf)((vu)words << 16) * scale), odd = (vu)((vf)((vu)words & 0xffff0000u) * scale);
+        return (vi)(even >> 16 | (odd & 0xffff0000u));
+    }
+}
 
 struct Scores {
     float scale, value_scale, softcap;  // of products with keys as they are stored; of sums of such values; 0: none
@@ -234,6 +256,7 @@ void decode_part(const T* q, const Pool<S>& pool, const int64_t* table, int64_t 
     for (int64_t t = first; t < stop;) {
         const int64_t offset = t % size, count = std::min({size - offset, stop - t, int64_t(LANES)});
         const S *k = tokens.key(t), *soon = tokens.after_key(t);
+        const float scale = how.scale * pool.key_scale(table[t / size], head);
         float* to = scores + (t - first);  // numbers beyond ``count`` are written again, or not read
         if (group >= SHARED) {
             for (int64_t w = 0; w < row; w += LANES) {
@@ -247,7 +270,7 @@ void decode_part(const T* q, const Pool<S>& pool, const int64_t* table, int64_t 
                 for (int i = 0; i < LANES; ++i) store(columns + (w + i) * LANES, key[i]);
             }
             in_heads(group, [&](auto heads, int64_t g) {
-                scores_of<T, heads>(words(q + g * pool.dim), row, columns, how.scale, STRIDE, to + g * STRIDE);
+                scores_of<T, heads>(words(q + g * pool.dim), row, columns, scale, STRIDE, to + g * STRIDE);
             });
         } else {
             for (int64_t g = 0; g < group; ++g) {
@@ -262,7 +285,7 @@ void decode_part(const T* q, const Pool<S>& pool, const int64_t* table, int64_t 
                             acc[i] = step<T>(acc[i], words_from<T>(k + i * pool.dim + d), load(query + w));
                         }
                 }
-                store(to + g * STRIDE, sums_of(acc) * how.scale);
+                store(to + g * STRIDE, sums_of(acc) * scale);
             }
         }
         t += count;
@@ -276,6 +299,13 @@ void decode_part(const T* q, const Pool<S>& pool, const int64_t* table, int64_t 
     for (int64_t t = first; t < stop;) {
         const int64_t count = std::min(size - t % size, stop - t);
         const S *v = tokens.value(t), *soon = tokens.after_value(t);
+        if (pool.scaled) {
+            const float scale = pool.value_scale(table[t / size], head);
+            for (int64_t g = 0; g < group; ++g) {
+                T* weight = weights + g * STRIDE + (t - first);
+                for (int64_t i = 0; i < count; ++i) put(weight + i, to_float(weight[i]) * scale);
+            }
+        }
         in_heads(group, [&](auto heads, int64_t g) {
             add_values<T, heads>(v, soon, weights + g * STRIDE + (t - first), STRIDE, count, pool.dim, result,
                                  results + g * result + 2);
@@ -361,12 +391,12 @@ template <class T> struct Workspace {
 };
 
 // Words of the numbers at one place of a value and, where two numbers make a word, of the next value (or of none).
-template <class T, class S> inline vi in_words(const S* value, const S* next) {
+template <class T, class S> inline vi in_words(const S* value, float scale, const S* next, float next_scale) {
     if constexpr (PER_WORD<T> == 1) {
-        return (vi)floats(value);
+        return (vi)(floats(value) * scale);
     } else {
-        const vu first = (vu)floats(value) >> 16;
-        return (vi)(next ? first | (vu)floats(next) : first);
+        const vu first = (vu)(floats(value) * scale) >> 16;
+        return (vi)(next ? first | (vu)(floats(next) * next_scale) : first);
     }
 }
 
@@ -385,12 +415,19 @@ void pack_context(const Pool<S>& pool, const int64_t* table, int64_t head, int64
     for (int64_t t = first; t < stop; t += LANES) {
         const int64_t block = (t - first) / KEYS, at = (t - first) % KEYS, count = std::min<int64_t>(LANES, stop - t);
         const S* k[LANES];
-        for (int64_t i = 0; i < count; ++i)
-            k[i] = pool.keys(table[(t + i) / size], head) + (t + i) % size * pool.dim;
+        float key_scales[LANES], value_scales[LANES + 1] = {};
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t page = table[(t + i) / size];
+            k[i] = pool.keys(page, head) + (t + i) % size * pool.dim;
+            key_scales[i] = pool.key_scale(page, head), value_scales[i] = pool.value_scale(page, head);
+        }
         int32_t* key = work.keys.get() + block * key_words + place(at, 0, row);
         for (int64_t w = 0; w < row; w += LANES) {
             vi words_of[LANES];
-            for (int64_t i = 0; i < LANES; ++i) words_of[i] = i < count ? words_from<T>(k[i] + w * PER_WORD<T>) : vi{};
+            for (int64_t i = 0; i < LANES; ++i) {
+                words_of[i] = i < count ? words_from<T>(k[i] + w * PER_WORD<T>) : vi{};
+                if (pool.scaled && i < count) words_of[i] = scaled_words<T>(words_of[i], key_scales[i]);
+            }
             transpose(words_of);
             for (int64_t i = 0; i < LANES; ++i) store(key + (w + i) * STRIPE, words_of[i]);
         }
@@ -401,7 +438,8 @@ void pack_context(const Pool<S>& pool, const int64_t* table, int64_t head, int64
             if (PER_WORD<T> == 2 && i + 1 < count)
                 next = pool.values(table[(t + i + 1) / size], head) + (t + i + 1) % size * pool.dim;
             for (int64_t d = 0; d < pool.dim; d += LANES)
-                store(value + place(d, (at + i) / PER_WORD<T>, steps), in_words<T>(v + d, next ? next + d : nullptr));
+                store(value + place(d, (at + i) / PER_WORD<T>, steps),
+                      in_words<T>(v + d, value_scales[i], next ? next + d : nullptr, value_scales[i + 1]));
         }
     }
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
 from baton_kernels.kv_fp8 import FP8, UNSCALED, KVScales, as_stored, in_place
+from baton_kernels.kv_scaled import has_scales, store_scaled
 from baton_kernels.paged import PagedBatch
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.window import ChunkedWindow, Window
@@ -27,6 +28,7 @@ class CpuPlan:
     tables: Tensor
     """[num_decode, blocks] int64: the block table of each decode row."""
     shape: ctypes.Array[ctypes.c_int64]
+    """The pool's, the numbers of a block, and whether it has a scale for each head and block."""
     codes: bool
     """Whether the pool is of FP8."""
     threads: int
@@ -37,7 +39,7 @@ class CpuPlan:
         kernels = native()
         if kernels is None or not cls.takes(pool.dtype, pool.shape[-1]):
             return None
-        shape = (ctypes.c_int64 * 6)(*pool.shape)
+        shape = (ctypes.c_int64 * 8)(*pool.shape, pool.stride(0), has_scales(pool))
         return cls(kernels, batch, batch.row_tables, shape, pool.dtype == FP8, torch.get_num_threads())
 
     @classmethod
@@ -51,6 +53,9 @@ class CpuPlan:
 
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor, scales: KVScales = UNSCALED) -> None:
         blocks, offsets, cells = self.batch.slot_blocks, self.batch.slot_offsets, in_place(pool)
+        if has_scales(pool):
+            store_scaled(pool, layer, k, v, blocks, offsets)
+            return
         of_k, of_v = scales.factors
         cells[blocks, :, layer, 0, offsets] = as_stored(k, of_k, pool)
         cells[blocks, :, layer, 1, offsets] = as_stored(v, of_v, pool)

@@ -165,7 +165,7 @@ class CpuLatentPlan:
             KINDS[q.dtype],
             False,  # no codes
             pool.data_ptr(),
-            (ctypes.c_int64 * 6)(1, heads, 1, 2, len(k), dim),
+            (ctypes.c_int64 * 8)(1, heads, 1, 2, len(k), dim, 2 * heads * len(k) * dim, 0),
             0,
             q.data_ptr(),
             out.data_ptr(),

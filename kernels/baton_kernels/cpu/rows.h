@@ -172,15 +172,63 @@ template <class T> inline void rotate_head(const T* x, const T* norm, const Rota
     }
 }
 
+// The least power of two that numbers up to ``most`` can be divided by to be codes, and at least 2^-100.
+inline float least_scale(float most) {
+    int exponent;
+    const float part = std::frexp(std::min(most, std::numeric_limits<float>::max()), &exponent);
+    return std::ldexp(1.0f, std::max(-100, exponent - (part <= 0.875f ? 9 : 8)));  // 448 is 0.875 * 2^9
+}
+
+// Puts x at ``offset`` of a block's vectors at ``to``, and widens their scale where x needs it: the codes of the
+// block's other tokens are rounded again. The first token of a block begins with a scale of its own.
+template <class T> void put_scaled(const T* x, int64_t offset, const Pool<e4m3>& pool, e4m3* to) {
+    const int64_t dim = pool.dim;
+    vf most = vf{};
+    for (int64_t d = 0; d < dim; d += LANES) {
+        const vf v = floats(x + d), size = v < 0 ? -v : v;
+        most = size > most ? size : most;
+    }
+    float largest = most[0];
+    for (int i = 1; i < LANES; ++i) largest = std::max(largest, most[i]);
+    const float needed = least_scale(largest), before = offset ? pool.scale(to) : 0;
+    const float scale = std::max(needed, before);
+    if (offset && scale > before)
+        for (int64_t d = 0; d < pool.numbers(); d += LANES) {
+            const vb codes = to_e4m3(floats(to + d) * (before / scale));
+            std::memcpy(to + d, &codes, sizeof codes);
+        }
+    std::memcpy(to + pool.numbers(), &scale, sizeof scale);
+    put_codes(x, 1 / scale, dim, to + offset * dim);
+}
+
+// Stores the keys and values of a pool that is scaled, token after token: what is stored does not depend on how many
+// tokens a step has.
+template <class T> void store_scaled(const Rotate& r, const Pool<e4m3>& pool, int threads) {
+    const int64_t dim = pool.dim, all = r.heads + 2 * pool.kv_heads;
+#pragma omp parallel for num_threads(threads) if (r.tokens > 8)
+    for (int64_t h = 0; h < pool.kv_heads; ++h)
+        for (int64_t t = 0; t < r.tokens; ++t) {
+            const T* const key = static_cast<const T*>(r.qkv) + (t * all + r.heads + h) * dim;
+            alignas(64) T turned[MAX_WORDS * PER_WORD<T>];
+            rotate_head<T>(key, static_cast<const T*>(r.k_norm), r, t, dim, turned);
+            put_scaled<T>(turned, r.offsets[t], pool, const_cast<e4m3*>(pool.keys(r.blocks[t], h)));
+            put_scaled<T>(key + pool.kv_heads * dim, r.offsets[t], pool,
+                          const_cast<e4m3*>(pool.values(r.blocks[t], h)));
+        }
+}
+
 template <class T, class S> void rotate_and_store(const Rotate& r, const Pool<S>& pool, int threads) {
     const int64_t dim = pool.dim, all = r.heads + 2 * pool.kv_heads;
+    const bool scaled = pool.scaled;
+    if constexpr (std::is_same_v<S, e4m3>)
+        if (scaled) store_scaled<T>(r, pool, threads);
 #pragma omp parallel for num_threads(threads) if (r.tokens > 8)
     for (int64_t t = 0; t < r.tokens; ++t) {
         const T* token = static_cast<const T*>(r.qkv) + t * all * dim;
         for (int64_t h = 0; h < r.heads; ++h)
             rotate_head<T>(token + h * dim, static_cast<const T*>(r.q_norm), r, t, dim,
                            static_cast<T*>(r.q) + (t * r.heads + h) * dim);
-        for (int64_t h = 0; h < pool.kv_heads; ++h) {
+        for (int64_t h = 0; h < (scaled ? 0 : pool.kv_heads); ++h) {
             S* k = const_cast<S*>(pool.keys(r.blocks[t], h)) + r.offsets[t] * dim;
             S* v = const_cast<S*>(pool.values(r.blocks[t], h)) + r.offsets[t] * dim;
             const T* const key = token + (r.heads + h) * dim;
@@ -200,7 +248,7 @@ template <class T, class S> void rotate_and_store(const Rotate& r, const Pool<S>
 }
 
 template <class S> Pool<S> pool_of(const void* data, const int64_t* shape, int64_t layer) {
-    return {static_cast<const S*>(data), shape[1], shape[2], layer, shape[4], shape[5]};
+    return {static_cast<const S*>(data), shape[1], shape[2], layer, shape[4], shape[5], shape[6], shape[7] != 0};
 }
 
 }  // namespace

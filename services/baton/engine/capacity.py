@@ -96,13 +96,14 @@ def capacity_of(
     block_size: int,
     length: int,
     dtype: torch.dtype | None = None,
+    scale_bytes: int = 0,
 ) -> KVCapacity:
     """The KV cache that ``memory`` has room for, in blocks of ``block_size`` tokens, and its sequences of
-    ``length`` tokens. ``dtype``: the type of KV; None: the model's. ModelError if the blocks do not suit the
-    model."""
+    ``length`` tokens. ``dtype``: the type of KV; None: the model's. ``scale_bytes``: see ``KVLayout``.
+    ModelError if the blocks do not suit the model."""
     config, ranks = inspection.config, inspection.ranks
     dtype = dtype or inspection.dtype
-    layouts = tuple(kv_layout(config, block_size, dtype, rank.shard) for rank in ranks)
+    layouts = tuple(kv_layout(config, block_size, dtype, rank.shard, scale_bytes) for rank in ranks)
     counts = PageCounts(layouts[0], block_size)
     num_pages = _pages(inspection, memory, [layout.page_bytes for layout in layouts])
     return KVCapacity(

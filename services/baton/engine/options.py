@@ -80,8 +80,9 @@ class EngineOptions:
         KVCacheDtype,
         Option(
             "auto: KV blocks hold numbers of the model's type. fp8: they hold FP8 (e4m3), so that twice as "
-            "many tokens fit and half as many bytes travel; answers differ a little. Of models that keep K "
-            "and V; the same on all workers of a ring.",
+            "many tokens fit and half as many bytes travel; answers differ a little. fp8-dynamic: by scales "
+            "of each block and head, which are found as tokens come; on a CPU. Of models that keep K and V; "
+            "the same on all workers of a ring.",
             MEMORY,
         ),
     ] = "auto"

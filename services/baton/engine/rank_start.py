@@ -16,7 +16,16 @@ from baton.engine.config import EngineConfig
 from baton.engine.device import enter_device, exact_device
 from baton.models.base import CausalLM
 from baton.models.config import KVCacheDtype, LoadFormat, ModelConfig
-from baton.models.loader import Progress, kv_dtype, kv_layout, load_model, new_page_pool, torch_dtype
+from baton.models.loader import (
+    Progress,
+    kv_dtype,
+    kv_layout,
+    kv_scale_bytes,
+    kv_scales_of,
+    load_model,
+    new_page_pool,
+    torch_dtype,
+)
 from baton.models.quantization.registry import Quantization
 from baton.parallel.collectives import Alone, GroupCollectives, Parallel, listening_store, store_at
 from baton.parallel.layout import LOOPBACK, Layout
@@ -25,6 +34,7 @@ from baton.parallel.ranks import Nodes, RankError, Ranks, RemoteRanks
 from baton.parallel.shard import Shard
 from baton.process.start_clock import StartClock
 from baton_kernels.cpu.library import native
+from baton_kernels.kv_fp8 import KVScales
 from baton_kernels.kv_layout import KVLayout
 
 _LOAD = 1
@@ -48,6 +58,11 @@ class LoadedRank:
     def block_bytes(self) -> int:
         """The size of a page of the rank's pool, in bytes."""
         return self.layout.page_bytes
+
+    @property
+    def kv_scales(self) -> dict[int, KVScales]:
+        """See ``baton.models.loader.kv_scales_of``."""
+        return kv_scales_of(self.model)
 
     def new_pool(self, num_blocks: int) -> Tensor:
         return new_page_pool(self.layout, num_blocks, self.kv_dtype, self.device)
@@ -122,7 +137,8 @@ def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) 
         clock,
         cast(Quantization, part.quantization),
     )
-    layout = kv_layout(model.config, part.block_size, kept_in, model.shard)
+    scale_bytes = kv_scale_bytes(cast(KVCacheDtype, part.kv_cache_dtype))
+    layout = kv_layout(model.config, part.block_size, kept_in, model.shard, scale_bytes)
     model.lay_out(layout)
     return LoadedRank(model, device, part.block_size, layout, kept_in)
 

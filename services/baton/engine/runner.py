@@ -30,6 +30,7 @@ from baton.grammar.table import Grammar
 from baton.parallel.ranks import Ranks
 from baton_kernels.blocks import copy_blocks
 from baton_kernels.cpu.library import bind_threads, release_threads
+from baton_kernels.kv_fp8 import KVScales
 from baton_kernels.kv_layout import KVLayout
 from baton_kernels.transfers import to_device
 
@@ -98,11 +99,14 @@ class ModelRunner:
         with_lengths: bool = False,
         ranks: Ranks | None = None,
         layout: KVLayout | None = None,
+        kv_scales: Mapping[int, KVScales] | None = None,
     ) -> None:
         """``with_lengths``: the model wants ``PagedBatch.lengths``. ``ranks``: the other ranks that the model
         is split over, each with a pool of its own; this is their leader. ``layout``: of the pool's pages;
-        None: a page is a block of all layers."""
+        None: a page is a block of all layers. ``kv_scales``: of this rank's layers in FP8; None: all
+        are 1."""
         self.ranks = ranks
+        self.kv_scales = kv_scales or {}
         self.keeps_hidden = False
         """Whether steps give their hidden states, for a drafter."""
         self.launcher: Launcher | None = None

@@ -137,6 +137,7 @@ def _build(
             with_lengths=with_lengths,
             ranks=ranks,
             layout=loaded.layout,
+            kv_scales=loaded.kv_scales,
         )
 
     kv_bytes = loaded.block_bytes + sum(others)

@@ -84,6 +84,14 @@ def compatibility_digest(compatibility: pb.Compatibility) -> str:
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
+def with_kv_dtype(compatibility: pb.Compatibility, kv_dtype: str) -> pb.Compatibility:
+    """Return the same, of a worker whose KV is of another type."""
+    other = pb.Compatibility()
+    other.CopyFrom(compatibility)
+    other.kv_dtype = kv_dtype
+    return other
+
+
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """A field in which two workers' KV differs in meaning."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from baton.greeting.names import check_address, check_name, check_words
 from baton.handoff import wire
-from baton.handoff.identity import first_mismatch
+from baton.handoff.identity import Mismatch, first_mismatch, with_kv_dtype
 from baton.net.channels import Dialer
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.supervision import Supervision
 from baton.transport.base import GroupPart
 from baton.transport.block_names import MAX_GROUPS
+from baton.transport.kv_types import FP8_DYNAMIC, convertible_to
 from baton.transport.ranks.endpoints import RankEndpoints
 from baton.transport.ranks.shard import KVShard, KVSlice, objection, slices
 from baton.transport.registry import first_common
@@ -34,6 +35,8 @@ class Wiring:
     metrics: HandoffMetrics
     verify: bool = False
     """Whether the checksum of every transfer is compared (rule 10)."""
+    converts: tuple[str, ...] = ()
+    """The types of KV, other than its own, that this worker converts on arrival."""
     patience_s: float = 60.0
     """The time that decode waits for a sign of life of one handoff on a healthy link, in seconds."""
     dialer: Dialer = field(default_factory=Dialer)
@@ -64,6 +67,8 @@ class Terms:
     verify: bool
     slices: tuple[KVSlice, ...]
     """The KV that each pair of ranks exchanges."""
+    arrives_as: str = ""
+    """The type that KV has on the link, where decode converts it; empty: decode's own."""
 
 
 MAX_CONNECTORS = 16
@@ -97,17 +102,30 @@ def agree(ours: Wiring, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:
     """Return decode's answer to a prefill worker's offer: the terms, or a refusal that names a field."""
     if opened.decode_incarnation != ours.incarnation:
         return pb.LinkRefuse(field="decode_incarnation", reason="decode has been restarted since")
-    differs = first_mismatch(ours.compatibility, opened.compatibility)
+    sent, verify = opened.compatibility, ours.verify or opened.verify
+    arrives_as = sent.kv_dtype if sent.kv_dtype in ours.converts else ""
+    if arrives_as:
+        sent = with_kv_dtype(sent, ours.compatibility.kv_dtype)
+    differs = first_mismatch(ours.compatibility, sent)
     if differs is not None:
-        # A worker of a release without the field sends an empty text.
-        mine, theirs = ("none" if value == "" else value for value in (differs.ours, differs.theirs))
-        reason = f"{differs.field} differs: prefill {theirs}, decode {mine}"
-        return pb.LinkRefuse(field=differs.field, reason=reason)
+        return _refusal_of(differs)
+    if arrives_as and verify:
+        reason = (
+            f"verify_handoff compares bytes, which decode changes when it converts {arrives_as} "
+            f"(--kv-convert) to {ours.compatibility.kv_dtype}; allowed: one of both options"
+        )
+        return pb.LinkRefuse(field="verify", reason=reason)
     smaller, larger = sorted((ours.compatibility.block_size, opened.compatibility.block_size))
     if smaller < 1 or larger % smaller:
         return pb.LinkRefuse(
             field="block_size",
             reason="block_size of one side must divide that of the other: "
+            f"prefill {opened.compatibility.block_size}, decode {ours.compatibility.block_size}",
+        )
+    if smaller != larger and ours.compatibility.kv_dtype == FP8_DYNAMIC:
+        return pb.LinkRefuse(
+            field="block_size",
+            reason=f"block_size must be the same with KV of {FP8_DYNAMIC}, whose blocks have scales: "
             f"prefill {opened.compatibility.block_size}, decode {ours.compatibility.block_size}",
         )
     connector = first_common(opened.connectors, ours.ends.connectors)
@@ -119,7 +137,16 @@ def agree(ours: Wiring, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:
     if isinstance(exchanged, pb.LinkRefuse):
         return exchanged
     log.info("connector %s: the first of prefill's (%s) that decode has too (%s)", connector, theirs, mine)
-    return Terms(connector, smaller, ours.verify or opened.verify, exchanged)
+    return Terms(connector, smaller, verify, exchanged, arrives_as)
+
+
+def _refusal_of(differs: Mismatch) -> pb.LinkRefuse:
+    # A worker of a release without the field sends an empty text.
+    mine, theirs = ("none" if value == "" else value for value in (differs.ours, differs.theirs))
+    reason = f"{differs.field} differs: prefill {theirs}, decode {mine}"
+    if differs.field == "kv_dtype" and theirs in convertible_to(str(mine)):
+        reason += "; decode converts it with --kv-convert allow"
+    return pb.LinkRefuse(field=differs.field, reason=reason)
 
 
 def _slices(ours: Wiring, opened: pb.LinkOpen) -> tuple[KVSlice, ...] | pb.LinkRefuse:

@@ -88,15 +88,17 @@ class Attention(Mixer):
         sinks = {} if self.sinks is None else {"sinks": Place(self.sinks, (self._own_heads,))}
         return sinks | (kv_scale_places(self.kv_scales) if self._has_kv_scales else {})
 
-    def lay_out(self, place: KVPlace, holds_fp8: bool) -> None:
+    def lay_out(self, place: KVPlace, has_layer_scales: bool) -> None:
         """Have K and V at this place of a pool from now on, which holds FP8 or not. ModelError for a scale
         that none can be divided by."""
-        self.place, self.scales = place, UNSCALED
-        if holds_fp8:
-            try:
-                self.scales = KVScales(*self.kv_scales.tolist())
-            except ValueError as error:
-                raise ModelError(f"attention of layer {self.number}: {error}") from None
+        self.place, self.scales = place, self.scales_in_fp8() if has_layer_scales else UNSCALED
+
+    def scales_in_fp8(self) -> KVScales:
+        """The scales of K and V in a pool of FP8. ModelError for a scale that none can be divided by."""
+        try:
+            return KVScales(*self.kv_scales.tolist())
+        except ValueError as error:
+            raise ModelError(f"attention of layer {self.number}: {error}") from None
 
     def store(self, x: Tensor, step: Step) -> Tensor:
         """Puts K and V into the pool; returns the queries [T, heads, head_dim]."""

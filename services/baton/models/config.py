@@ -30,7 +30,7 @@ QUANTIZATION_FILE = "hf_quant_config.json"
 """The file in which ModelOpt says of quantized weights what config.json does not."""
 DType = Literal["float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
-KVCacheDtype = Literal["auto", "fp8"]
+KVCacheDtype = Literal["auto", "fp8", "fp8-dynamic"]
 """What a KV cache holds: numbers of the model's type, or FP8."""
 """dummy: random weights, to measure without a download."""
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]

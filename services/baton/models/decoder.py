@@ -28,6 +28,7 @@ from baton_kernels.cpu.library import give_back_free_memory
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.kv_fp8 import UNSCALED, KVScales
 from baton_kernels.kv_layout import KVLayout, KVPlace, LayerKV, TokenKV
+from baton_kernels.kv_scaled import scaled_view
 from baton_kernels.latent import LatentPlan
 from baton_kernels.norm import Norm
 from baton_kernels.paged import Chunk, PagedBatch, WantedRows
@@ -268,7 +269,7 @@ class Decoder(CausalLM):
         self.layout = layout
         for layer in self._layers:
             for mixer in layer.mixers:
-                mixer.lay_out(layout.place_of(mixer.number, mixer.kv), layout.holds_fp8)
+                mixer.lay_out(layout.place_of(mixer.number, mixer.kv), layout.has_layer_scales)
         if self.stack is not None:
             self.stack.lay_out(*zip(*map(_place, self._layers), strict=True))
 
@@ -290,8 +291,10 @@ class Decoder(CausalLM):
         """The pool as the blocks of each table."""
         if self.layout is None or pool.dim() > 2:
             return (pool,)
-        tables = range(self.layout.num_tables)
-        return tuple(pool.view(self.layout.view_shape(table, len(pool))) for table in tables)
+        shapes = [self.layout.view_shape(table, len(pool)) for table in range(self.layout.num_tables)]
+        if self.layout.scale_bytes:
+            return tuple(scaled_view(pool, shape) for shape in shapes)
+        return tuple(pool.view(shape) for shape in shapes)
 
     def _plans(self, batch: PagedBatch, views: Sequence[Tensor]) -> tuple[TablePlan, ...]:
         heads = len(self.shard.heads)

@@ -14,6 +14,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from baton.models.attention import Attention
 from baton.models.base import CausalLM
 from baton.models.config import DTYPES, KVCacheDtype, LoadFormat, ModelConfig
 from baton.models.decoder import Decoder, checkpoint_name
@@ -28,9 +29,11 @@ from baton.parallel.shard import Shard
 from baton.process.options import ModelError
 from baton.process.start_clock import StartClock
 from baton_kernels.attention import new_pool
-from baton_kernels.cpu.library import advise_large_pages, give_back_free_memory
-from baton_kernels.kv_fp8 import FP8
-from baton_kernels.kv_layout import KVLayout, KVLayoutError
+from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.library import advise_large_pages, give_back_free_memory, native
+from baton_kernels.kv_fp8 import FP8, KVScales
+from baton_kernels.kv_layout import KVLayout, KVLayoutError, TokenKV
+from baton_kernels.kv_scaled import SCALE_BYTES
 
 Progress = Callable[[int, int], None]
 """A function called with (bytes done, bytes in all) while weights are read; the last call has both equal."""
@@ -131,7 +134,8 @@ FP8_QUERIES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.float16, t
 
 def kv_dtype(wanted: KVCacheDtype, config: ModelConfig, dtype: torch.dtype, device: str) -> torch.dtype:
     """The type of the pool's numbers, of a model of type ``dtype`` on a ``device`` of this kind. ModelError
-    where FP8 is wanted of a model that keeps latents or no K and V, or of a type without kernels for it."""
+    where FP8 is wanted of a model that keeps latents or no K and V, or of a type or device without kernels
+    for it."""
     if wanted == "auto":
         return dtype
     kinds = {kept.kind for layer in config.kept() for kept in layer}
@@ -146,18 +150,47 @@ def kv_dtype(wanted: KVCacheDtype, config: ModelConfig, dtype: torch.dtype, devi
             f"kv_cache_dtype is {wanted!r}; allowed: auto with dtype {dtype_name(dtype)} on {device}, or "
             f"another dtype: {allowed}"
         )
+    if wanted == "fp8-dynamic":
+        _check_scaled(config, device)
     return FP8
 
 
+def _check_scaled(config: ModelConfig, device: str) -> None:
+    """ModelError unless there are kernels here for K and V with scales by block."""
+    kept = [kv for layer in config.kept() for kv in layer if isinstance(kv, TokenKV)]
+    if device != "cpu" or native() is None:
+        where = f"on {device}" if device != "cpu" else "without a compiler (see docs/install.md)"
+        raise ModelError(f"kv_cache_dtype is 'fp8-dynamic'; allowed {where}: auto, fp8")
+    unfit = next((kv.dim for kv in kept if not CpuPlan.takes(FP8, kv.dim)), None)
+    if unfit is not None:
+        of = f"{config.architecture}, of heads of {unfit}"
+        raise ModelError(f"kv_cache_dtype is 'fp8-dynamic'; allowed for {of}: auto, fp8")
+
+
+def kv_scale_bytes(wanted: KVCacheDtype) -> int:
+    """The bytes of the scale that each block has for each head."""
+    return SCALE_BYTES if wanted == "fp8-dynamic" else 0
+
+
+def kv_scales_of(model: CausalLM) -> dict[int, KVScales]:
+    """The scales that K and V of each attention layer of a rank have in FP8, by the layer's index in the
+    whole model. ModelError for a scale that none can be divided by."""
+    return {each.number: each.scales_in_fp8() for each in model.modules() if isinstance(each, Attention)}
+
+
 def kv_layout(
-    config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard | None = None
+    config: ModelConfig,
+    block_size: int,
+    dtype: torch.dtype,
+    shard: Shard | None = None,
+    scale_bytes: int = 0,
 ) -> KVLayout:
     """The layout of the pool, whose numbers are of type ``dtype``, of the model or of the rank that ``shard``
-    names. Raises ModelError for groups that cannot share pages."""
+    names. ``scale_bytes``: see ``KVLayout``. Raises ModelError for groups that cannot share pages."""
     ranks = 1 if shard is None else shard.tp_size
     layers = None if shard is None else shard.layers
     try:
-        return KVLayout.of(config.kept(ranks), block_size, dtype.itemsize, layers)
+        return KVLayout.of(config.kept(ranks), block_size, dtype.itemsize, layers, scale_bytes)
     except KVLayoutError as error:
         raise ModelError(f"block_size {block_size}: {error}") from None
 

@@ -22,8 +22,9 @@ class Mixer(nn.Module):
     place: KVPlace
     """The place of that, set by ``lay_out``."""
 
-    def lay_out(self, place: KVPlace, holds_fp8: bool) -> None:
-        """Have what is kept at this place of a pool from now on. ``holds_fp8``: whether K and V are FP8."""
+    def lay_out(self, place: KVPlace, has_layer_scales: bool) -> None:
+        """Have what is kept at this place of a pool from now on. ``has_layer_scales``: whether K and V are
+        FP8 by scales of the layer."""
         self.place = place
 
     @abstractmethod

@@ -194,12 +194,13 @@ class Rank:
         """Lets the connectors of this rank, which get a thread of their own, have the pool."""
         assert self.loaded is not None and self.pool is not None
         model, layout = self.loaded.model, self.loaded.layout
-        whole = kv_layout(model.config, layout.block_size, self.loaded.kv_dtype)
+        whole = kv_layout(model.config, layout.block_size, self.loaded.kv_dtype, None, layout.scale_bytes)
         share = rank_shard(whole.groups, layout.groups, model.shard.tp_rank, model.shard.tp_size)
+        scales = self.loaded.kv_scales
         if self._host is None:
-            memory = PoolMemory(self.pool, layout=layout)
+            memory = PoolMemory(self.pool, layout=layout, kv_scales=scales)
         else:
-            memory = PoolMemory(self.pool, self._host.settle, layout)
+            memory = PoolMemory(self.pool, self._host.settle, layout, scales)
         server.start(self._links, memory, share, lambda: _end(EXIT_FAILED))
 
     @torch.inference_mode()

@@ -338,6 +338,9 @@ class DecodeRole(pb_grpc.HandoffServicer):
         peer.say(pb.DecodeMessage(accept=accept))
         self._wiring.metrics.linked(peer.pair)
         log.info("prefill %s linked, epoch %d, connector %s", prefill, link.epoch, terms.connector)
+        if terms.arrives_as:
+            kept = self._wiring.compatibility.kv_dtype
+            log.info("KV of prefill %s is converted on arrival, %s to %s", prefill, terms.arrives_as, kept)
         return peer
 
     def _expect(self, link: LinkId, address: str, terms: Terms) -> tuple[_Peer, Many[DataChannel]]:
@@ -348,7 +351,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         def lost() -> None:
             self._driver.do(lambda now: self._machine.link_lost(link, now))
 
-        data = ends.expect(terms.connector, terms.block_size, channels, lost)
+        data = ends.expect(terms.connector, terms.block_size, channels, lost, terms.arrives_as)
         peer = _Peer(link, Pair(address, terms.connector), terms, data, Pulse(self._tempo))
         self._peers[link] = peer
         return peer, channels

@@ -20,9 +20,13 @@ class WordMemory:
     def __init__(self, pool: Words) -> None:
         self._pool = pool
 
-    def part(self, block_size: int, parts: Sequence[GroupPart] | None = None) -> PageMemory:
+    def part(
+        self, block_size: int, parts: Sequence[GroupPart] | None = None, arrives_as: str = ""
+    ) -> PageMemory:
         """Return the pool as wire blocks of ``block_size`` tokens. Raises ValueError for a size that does not
-        divide the pool's, and for heads or layers other than the pool's only ones."""
+        divide the pool's, for heads or layers other than the pool's only ones, and for other types."""
+        if arrives_as:
+            raise ValueError(f"arrives_as {arrives_as!r}: a simulated worker converts nothing")
         page = self._pool.shape[1]
         if block_size < 1 or page % block_size:
             raise ValueError(f"block_size {block_size} does not divide the pool's block size, {page}")

@@ -142,10 +142,13 @@ class PageMemory(Protocol):
 class KVMemory(Protocol):
     """One rank's KV pool, of which each data connection has a part."""
 
-    def part(self, block_size: int, parts: Sequence[GroupPart] | None = None) -> PageMemory:
+    def part(
+        self, block_size: int, parts: Sequence[GroupPart] | None = None, arrives_as: str = ""
+    ) -> PageMemory:
         """Return the pool as wire blocks of ``block_size`` tokens, which divides the pool's block size, with
-        this part of each of its groups, counted from the pool's first head and layer (None: all). Raises
-        ValueError for what the pool cannot be divided into."""
+        this part of each of its groups, counted from the pool's first head and layer (None: all).
+        ``arrives_as``: the type of the K and V that arrive, which become the pool's; empty: the pool's.
+        Raises ValueError for what the pool cannot be divided into, and for types that it cannot take."""
 
 
 class Link(Protocol):

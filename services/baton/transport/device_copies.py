@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from baton.transport.base import DeviceView
 from baton.transport.staging import DEVICE_PIECE_BYTES
+
+T = TypeVar("T")
 
 _LANES = 4
 """Most copies at a time: more would share the bus, and take more of the device's memory."""
@@ -96,6 +99,13 @@ class DeviceCopies:
                 yield lane
         finally:
             self._lanes.put(lane)
+
+    def compute(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` makes on the device, beside the kernels of steps. It is there on return."""
+        with self._a_lane() as lane:
+            made = make()
+            lane.wait()
+        return made
 
     def gather(self, pool: Tensor, rows: Tensor, into: Tensor) -> None:
         """Copy these rows of ``pool`` to ``into``, in host memory or on the device. ``rows``: their indices,

@@ -50,7 +50,7 @@ def geometry_of(layout: KVLayout, group: KVGroup, part: GroupPart, ratio: int) -
 
 
 def _of_tokens(layout: KVLayout, group: KVGroup, kv: TokenKV, part: GroupPart, ratio: int) -> Geometry:
-    vector = kv.dim * layout.block_size * layout.element_bytes
+    vector = kv.dim * layout.block_size * layout.element_bytes + layout.scale_bytes
     layer = kv.vectors * vector
     slots = layout.page_bytes // (layer * kv.heads)
     places = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -17,10 +19,17 @@ from baton.transport.base import (
     PageMemory,
 )
 from baton.transport.block_names import GROUP_SHIFT, group_of, page_of, place_of
+from baton.transport.converted_part import ConvertedPart, GroupConversion
 from baton.transport.device_copies import DeviceCopies
+from baton.transport.kv_types import FP8_DYNAMIC, convertible_to
 from baton.transport.page_geometry import Geometry, geometry_of, whole_part
+from baton.transport.piece_bytes import byte_tensor
 from baton.transport.staging import DEVICE_PIECE_BYTES, DEVICE_STAGING_BYTES, Staging, StagingRoom
+from baton_kernels.kv_fp8 import UNSCALED, KVConversion, KVScales
 from baton_kernels.kv_layout import KVGroup, KVLayout, TokenKV
+
+UNSCALED_LAYERS: Mapping[int, KVScales] = MappingProxyType({})
+"""The scales of a model whose layers have none."""
 
 
 def _settled(pages: Collection[int]) -> None:
@@ -37,15 +46,18 @@ class PoolMemory:
         pool: Tensor,
         settle: Callable[[Collection[int]], None] = _settled,
         layout: KVLayout | None = None,
+        kv_scales: Mapping[int, KVScales] = UNSCALED_LAYERS,
     ) -> None:
         """``settle``: returns when no copy that was started before reads or writes these pages, and may wait
         for that on any thread. It matters on a device, where a copy runs after it was started. ``layout``:
-        what the pages hold; None: what the pool's shape says."""
+        what the pages hold; None: what the pool's shape says. ``kv_scales``: of the layers that have any in
+        FP8, by which KV of other types is converted."""
         if not pool.is_contiguous():
             raise ValueError("the KV pool must be contiguous: a block is one message")
         self._pool = pool
         self.layout = _layout_of(pool) if layout is None else layout
         self._settle = settle
+        self._kv_scales = kv_scales
         on_device = pool.device.type == "cuda"
         self._copies = DeviceCopies(pool.device, _largest_row(self.layout)) if on_device else None
 
@@ -97,7 +109,9 @@ class PoolMemory:
         if self._copies is not None:
             self._copies.enter()
 
-    def part(self, block_size: int, parts: Sequence[GroupPart] | None = None) -> PageMemory:
+    def part(
+        self, block_size: int, parts: Sequence[GroupPart] | None = None, arrives_as: str = ""
+    ) -> PageMemory:
         """Return the pool as wire blocks of ``block_size`` tokens, with this part of each group (None: all),
         counted from the pool's first head and the group's first layer here.
 
@@ -105,13 +119,20 @@ class PoolMemory:
         from ``sub * block_size`` on. Its bytes are what a block of that size with these heads and layers
         alone would hold: ``[heads, layers, vectors, block_size, dim]``.
 
-        Raises ValueError for a block size that does not divide the pool's, and for heads or layers that the
-        pool does not have.
+        ``arrives_as``: the type of the K and V that arrive, if it is not the pool's: then the part can only
+        be written to.
+
+        Raises ValueError for a block size that does not divide the pool's, for heads or layers that the pool
+        does not have, and for a type that cannot be converted to the pool's.
         """
         layout = self.layout
         if block_size < 1 or layout.block_size % block_size:
             raise ValueError(
                 f"block_size {block_size} does not divide the pool's block size, {layout.block_size}"
+            )
+        if layout.scale_bytes and block_size != layout.block_size:
+            raise ValueError(
+                f"block_size {block_size}: blocks with scales are not divided; allowed: {layout.block_size}"
             )
         if parts is None:
             parts = [whole_part(group) for group in layout.groups]
@@ -123,7 +144,31 @@ class PoolMemory:
         geometries = [
             geometry_of(layout, group, part, ratio) for group, part in zip(layout.groups, parts, strict=True)
         ]
-        return _Part(self._pool, layout, ratio, geometries, self._copies, self._settle)
+        made = _Part(self._pool, layout, ratio, geometries, self._copies, self._settle)
+        if not arrives_as:
+            return made
+        arriving = [
+            self._arriving(group, part, block_size, arrives_as)
+            for group, part in zip(layout.groups, parts, strict=True)
+        ]
+        return ConvertedPart(made, arriving, self._copies)
+
+    def _arriving(
+        self, group: KVGroup, part: GroupPart, block_size: int, arrives_as: str
+    ) -> GroupConversion | None:
+        """Return how a group's blocks arrive; None: as they are in the pool."""
+        kv = group.kv
+        if not isinstance(kv, TokenKV):
+            return None
+        kept = FP8_DYNAMIC if self.layout.scale_bytes else str(self._pool.dtype).removeprefix("torch.")
+        if kv.vectors != 2 or arrives_as not in convertible_to(kept):
+            allowed = ", ".join(convertible_to(kept)) if kv.vectors == 2 else "none, as it keeps latents"
+            raise ValueError(f"arrives_as is {arrives_as!r}; allowed for a pool of {kept}: {allowed}")
+        scales = [self._kv_scales.get(group.layers[at], UNSCALED) for at in part.layers]
+        source: torch.dtype = getattr(torch, arrives_as)
+        make = partial(KVConversion, source, self._pool.dtype, scales, self._pool.device)
+        shape = (len(part.heads), len(part.layers), kv.vectors, block_size, kv.dim)
+        return GroupConversion(shape, make() if self._copies is None else self._copies.compute(make))
 
 
 def _layout_of(pool: Tensor) -> KVLayout:
@@ -275,16 +320,6 @@ def _rows(pool: Tensor, page_bytes: int, row_bytes: int) -> Tensor:
     dtype = next((dtype for size, dtype in words.items() if row_bytes % size == 0), torch.uint8)
     rows = pool.view(torch.uint8).view(len(pool) * (page_bytes // row_bytes), row_bytes)
     return rows.view(dtype)
-
-
-def byte_tensor(memory: memoryview | DeviceView) -> Tensor:
-    """Return a tensor over these very bytes."""
-    if isinstance(memory, memoryview):
-        return torch.frombuffer(memory, dtype=torch.uint8)
-    if isinstance(memory.owner, Tensor):
-        start = memory.pointer - memory.owner.data_ptr()
-        return memory.owner[start : start + memory.nbytes]
-    return torch.as_tensor(memory, device=f"cuda:{memory.device}")
 
 
 def pinned(size: int) -> memoryview:

@@ -289,14 +289,14 @@ class _Pair:
     def send(
         self, memory: memoryview | DeviceView, over: Callable[[bool], None], alive: Callable[[], bool]
     ) -> None:
-        from baton.transport.pool_memory import byte_tensor
+        from baton.transport.piece_bytes import byte_tensor
 
         self._start(self._library.send, byte_tensor(memory), over, alive)
 
     def receive(
         self, memory: memoryview | DeviceView, over: Callable[[bool], None], alive: Callable[[], bool]
     ) -> None:
-        from baton.transport.pool_memory import byte_tensor
+        from baton.transport.piece_bytes import byte_tensor
 
         self._start(self._library.receive, byte_tensor(memory), over, alive)
 

@@ -348,6 +348,7 @@ class WorkerHello(_message.Message):
     LONGEST_SHARED_PROMPT_FIELD_NUMBER: _builtins.int
     KV_GROUPS_FIELD_NUMBER: _builtins.int
     KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
+    CONVERTS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """128 random bits in hex, new for every process start and change of role"""
@@ -393,6 +394,10 @@ class WorkerHello(_message.Message):
         most 256. Empty: one group that keeps all tokens.
         """
 
+    @_builtins.property
+    def converts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ``compatibility`` of prefill workers whose KV, of another type, it converts on arrival; at most 8."""
+
     def __init__(
         self,
         *,
@@ -416,11 +421,12 @@ class WorkerHello(_message.Message):
         longest_shared_prompt: _builtins.int = ...,
         kv_groups: _abc.Iterable[Global___KVGroup] | None = ...,
         kv_cache_dtype: _builtins.str = ...,
+        converts: _abc.Iterable[_builtins.str] | None = ...,
         tokenizer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "compatibility", b"compatibility", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_cache_dtype", b"kv_cache_dtype", "kv_groups", b"kv_groups", "longest_shared_prompt", b"longest_shared_prompt", "max_model_len", b"max_model_len", "max_running", b"max_running", "mixed_prefill_tokens", b"mixed_prefill_tokens", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "tells_blocks", b"tells_blocks", "tokenizer", b"tokenizer", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "compatibility", b"compatibility", "converts", b"converts", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_cache_dtype", b"kv_cache_dtype", "kv_groups", b"kv_groups", "longest_shared_prompt", b"longest_shared_prompt", "max_model_len", b"max_model_len", "max_running", b"max_running", "mixed_prefill_tokens", b"mixed_prefill_tokens", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "tells_blocks", b"tells_blocks", "tokenizer", b"tokenizer", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

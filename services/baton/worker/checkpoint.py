@@ -12,7 +12,7 @@ from baton.engine.capacity import DeviceMemory, KVCapacity, capacity_of
 from baton.engine.config import EngineConfig, EngineSettings
 from baton.engine.device import choose_device, choose_dtype, device_memory, machine_memory
 from baton.models.inspection import Inspection, inspect_checkpoint
-from baton.models.loader import kv_dtype
+from baton.models.loader import kv_dtype, kv_scale_bytes
 from baton.process.options import ConfigError
 from baton.worker.config import WorkerConfig
 
@@ -72,7 +72,9 @@ def check_checkpoint(
     memory, size = _memory(engine, on_device), engine.sizes.block_size
     kind = torch.device(device).type
     kept = kv_dtype(engine.kv_cache_dtype, inspection.config, inspection.dtype, kind)
-    capacity = capacity_of(inspection, memory, size, length or most, kept)
+    capacity = capacity_of(
+        inspection, memory, size, length or most, kept, kv_scale_bytes(engine.kv_cache_dtype)
+    )
     where = f"{'this machine' if gpu_memory is None else 'a GPU'} ({device})"
     holds = capacity.longest >= (length or 1)
     return CheckedCheckpoint(path, inspection, where, memory, size, capacity, holds)

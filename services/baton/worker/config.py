@@ -33,6 +33,7 @@ from baton.process.common_options import (
 from baton.process.fields import Before, Option, check_options, values_of
 from baton.process.options import ConfigError, check_choice, check_range, parse_size
 from baton.speculation.config import ONE_PROCESS, WITH_MODEL
+from baton.transport.kv_types import KVConvert
 from baton.transport.registry import TRANSPORTS
 
 Role = Literal["prefill", "decode", "both"]
@@ -108,6 +109,14 @@ class WorkerConfig(EngineOptions):
             "Compare a checksum of every transfer of KV blocks; one that differs fails the handoff.", NETWORK
         ),
     ] = False
+    kv_convert: Annotated[
+        KVConvert,
+        Option(
+            "allow: a decode worker takes KV over that its prefill worker keeps in another type, FP8 or the "
+            "model's, and converts it as it arrives. none: it refuses the link.",
+            NETWORK,
+        ),
+    ] = "none"
     handoff_patience: Annotated[
         float,
         Option(
@@ -198,6 +207,9 @@ class WorkerConfig(EngineOptions):
         self._check_memory()
         self._check_speculation()
         self._check_parallelism()
+        if self.verify_handoff and self.kv_convert != "none":
+            problem = "cannot be given together with --kv-convert allow, which changes the bytes it compares"
+            raise ConfigError("verify_handoff", problem)
         _ = self.tls
         self._check_cluster_key()
 

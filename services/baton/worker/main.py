@@ -19,7 +19,7 @@ from baton.core.role import Role, may_decode
 from baton.core.role_proto import role_to_proto
 from baton.engine.engine import Engine
 from baton.handoff import wire
-from baton.handoff.identity import PROTOCOL, compatibility_digest
+from baton.handoff.identity import PROTOCOL, compatibility_digest, with_kv_dtype
 from baton.handoff.wiring import Wiring
 from baton.net import grpc_wakeups
 from baton.net.channels import Dialer, add_port
@@ -43,6 +43,7 @@ from baton.telemetry.supervision import Supervision
 from baton.telemetry.switches import SwitchMetrics
 from baton.telemetry.tasks import TaskMetrics
 from baton.telemetry.vllm import with_vllm_names
+from baton.transport.kv_types import KVConvert, convertible_to
 from baton.transport.ranks.endpoint import RankAddress
 from baton.transport.ranks.endpoints import RankEndpoints
 from baton.transport.ranks.shard import KVShard
@@ -114,6 +115,13 @@ class KVForm:
         stay = sum(size for kv, size in kept if kv.window is None)
         return stay or sum(size for _, size in kept) or 1
 
+    @property
+    def convertible(self) -> tuple[str, ...]:
+        """The other types of which K and V can be taken over; none if the model keeps latents or states
+        alone."""
+        vectors = {kv.vectors for kv in self.groups if isinstance(kv, TokenKV)}
+        return convertible_to(self.dtype) if vectors == {2} else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -153,6 +161,18 @@ class _Parts:
     stages: Stages
 
 
+def _converted(kv_convert: KVConvert, kv: KVForm) -> tuple[str, ...]:
+    """Return the types of KV that are converted on arrival. Raises StartError if there can be none."""
+    if kv_convert == "none":
+        return ()
+    if not kv.convertible:
+        kinds = ", ".join(group.kind for group in kv.groups)
+        raise StartError(
+            f"kv_convert (--kv-convert) is {kv_convert}; allowed for {kinds} layers of {kv.dtype}: none"
+        )
+    return kv.convertible
+
+
 class WorkerServer:
     """A worker: a loaded engine and everything that serves it."""
 
@@ -162,6 +182,7 @@ class WorkerServer:
         self._served = served
         self._engine = served.engine
         self._revision = served.revision
+        self._converts = _converted(config.kv_convert, served.kv)
         self._current = RoleIncarnation.new(config.role)
         self.routers = Routers()
         self._signalled = False
@@ -333,6 +354,7 @@ class WorkerServer:
             compatibility=compatibility,
             metrics=HandoffMetrics(registry, self._config.role),
             verify=self._config.verify_handoff,
+            converts=self._converts,
             patience_s=self._config.handoff_patience,
             dialer=Dialer(self._config.tls),
             tasks=Supervision(TaskMetrics(registry)),
@@ -387,6 +409,7 @@ class WorkerServer:
             kv_cache_dtype=pool.kv_dtype,
             kv_bytes_per_token=self._served.kv.token_bytes(whole),
             compatibility=compatibility_digest(compatibility),
+            converts=[compatibility_digest(with_kv_dtype(compatibility, each)) for each in self._converts],
             tokenizer=self._served.tokenizer,
         )
         return self._greeting(hello, self._current)

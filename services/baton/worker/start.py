@@ -26,6 +26,7 @@ from baton.process.ready import ChosenSizes, Progress, announce
 from baton.process.start_clock import StartClock
 from baton.text.digest import tokenizer_digest
 from baton.text.errors import TokenizerError
+from baton.transport.kv_types import FP8_DYNAMIC
 from baton.transport.pool_memory import PoolMemory
 from baton.worker.config import WorkerConfig
 from baton.worker.kv_endpoints import make_ends
@@ -96,9 +97,10 @@ def _served(
     assert isinstance(runner, ModelRunner)
     kv, masks = runner.pool, runner.masks
     layout = engine.layout
-    memory = (
-        PoolMemory(kv, layout=layout) if engine.host is None else PoolMemory(kv, engine.host.settle, layout)
-    )
+    if engine.host is None:
+        memory = PoolMemory(kv, layout=layout, kv_scales=runner.kv_scales)
+    else:
+        memory = PoolMemory(kv, engine.host.settle, layout, runner.kv_scales)
     return Served(
         engine,
         revision,
@@ -106,7 +108,7 @@ def _served(
         tokenizer,
         KVForm(
             LAYOUT,
-            str(kv.dtype).removeprefix("torch."),
+            FP8_DYNAMIC if layout.scale_bytes else str(kv.dtype).removeprefix("torch."),
             kv.element_size(),
             tuple(group.kv for group in layout.groups),
         ),

@@ -28,6 +28,10 @@ class CompatibilityKey(NamedTuple):
     """A digest of all fields that the handshake of a link compares, without the block size."""
 
 
+MAX_CONVERTS = 8
+"""Most terms, beside its own, on which a worker takes KV over: one for each type of KV."""
+
+
 class Greeted(Protocol):
     """Anything that holds the greeting of a worker."""
 
@@ -47,6 +51,10 @@ def check_hello(hello: pb.WorkerHello) -> None:
             check_words(field, getattr(hello, field))
         needs_from_proto(hello.kv_groups)
         check_kv_dtype(hello.kv_cache_dtype)
+        if len(hello.converts) > MAX_CONVERTS:
+            raise ValueError(f"converts: at most {MAX_CONVERTS} are allowed, not {len(hello.converts)}")
+        for terms in hello.converts:
+            check_words("converts", terms)
     except ValueError as error:
         raise MalformedGreetingError(str(error)) from None
 
@@ -62,6 +70,12 @@ def group_of(hello: pb.WorkerHello) -> CompatibilityKey:
     return CompatibilityKey(hello.model, hello.revision, hello.compatibility)
 
 
+def taken_from(hello: pb.WorkerHello) -> list[CompatibilityKey]:
+    """Return the other groups whose prefill workers hand over to this worker: it converts their KV."""
+    others = [terms for terms in dict.fromkeys(hello.converts) if terms != hello.compatibility]
+    return [CompatibilityKey(hello.model, hello.revision, terms) for terms in others]
+
+
 def by_group(workers: Iterable[W]) -> dict[CompatibilityKey, list[W]]:
     """Group the workers that have greeted; groups, and the workers in them, are in the order given."""
     groups: dict[CompatibilityKey, list[W]] = {}
@@ -71,12 +85,27 @@ def by_group(workers: Iterable[W]) -> dict[CompatibilityKey, list[W]]:
     return groups
 
 
+def pairings(workers: Iterable[W]) -> list[tuple[list[W], list[W]]]:
+    """Return, for each group, its workers and all workers that take over from them: those of the group, and
+    those of others that convert its KV."""
+    groups = by_group(workers)
+    takers: dict[CompatibilityKey, list[W]] = {group: [] for group in groups}
+    for group, like in groups.items():
+        for worker in like:
+            if worker.hello is None or not takes_over(role_of(worker.hello)):
+                continue
+            for taken in (group, *taken_from(worker.hello)):
+                if taken in takers:
+                    takers[taken].append(worker)
+    return [(like, takers[group]) for group, like in groups.items()]
+
+
 def unpaired(workers: Iterable[W]) -> list[W]:
-    """Return the prefill workers whose group has no worker to hand on to."""
+    """Return the prefill workers that no worker takes over from."""
     return [
         worker
-        for like in by_group(workers).values()
-        if not any(takes_over(role_of(each.hello)) for each in like if each.hello is not None)
+        for like, takers in pairings(workers)
+        if not takers
         for worker in like
         if worker.hello is not None and not may_decode(role_of(worker.hello))
     ]

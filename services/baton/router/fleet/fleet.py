@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from baton.core.role import may_decode, may_prefill, takes_over
+from baton.core.role import may_decode, may_prefill
 from baton.request.limits import ModelInfo
 from baton.router.discovery.endpoint import Discovery, Endpoint
-from baton.router.fleet.compatibility import by_group, unpaired
+from baton.router.fleet.compatibility import pairings, unpaired
 from baton.router.fleet.members import Members
 from baton.router.fleet.worker_client import WorkerClient
 from baton.router.placement import PlacementOptions
@@ -139,12 +139,12 @@ class Fleet:
     def _name_peers(self) -> None:
         """Tell prefill workers of the decode workers, so that they link before the first request needs it.
         Done once for all changes between two ticks: hundreds of workers may come at once."""
-        for like in by_group(self.workers).values():
+        for like, takers in pairings(self.workers):
             peers = pb.DecodePeers(
                 peers=(
                     pb.DecodePeer(handoff_address=w.hello.handoff_address, incarnation=w.hello.incarnation)
-                    for w in like
-                    if w.hello is not None and takes_over(w.role) and w.usable
+                    for w in takers
+                    if w.hello is not None and w.usable
                 )
             )
             for worker in like:

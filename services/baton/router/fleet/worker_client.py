@@ -18,7 +18,7 @@ from baton.greeting.proofs import GREETING_S, Caller, GreetingError, NoChallenge
 from baton.net.channels import STREAM_OPTIONS, Dialer
 from baton.net.heartbeat import NO_PROBES, TEMPO, Pulse, Tempo
 from baton.net.message_parts import CONNECT, in_parts
-from baton.router.fleet.compatibility import check_hello, group_of, role_of
+from baton.router.fleet.compatibility import check_hello, group_of, role_of, taken_from
 from baton.router.fleet.expected import ExpectedModel, WorkerRefusedError, check_worker
 from baton.router.fleet.outliers import Outliers
 from baton.router.fleet.step_times import StepTimes
@@ -181,6 +181,7 @@ class WorkerClient:
             prefill_tokens=load.waiting_prefill_tokens + self._unreported.tokens + tokens,
             sequences=load.running + load.waiting + self._unreported.sequences + self._coming + sequences,
             group=" ".join(group_of(hello)),
+            takes_from=tuple(" ".join(group) for group in taken_from(hello)),
             last_given_s=self._last_given_s,
             accepts=self.usable,
             max_running=hello.max_running or 1 << 20,

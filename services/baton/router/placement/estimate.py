@@ -28,6 +28,7 @@ class Estimate:
     address: str
     role: Role
     group: str
+    takes_from: tuple[str, ...]
     accepts: bool
     token_s: float
     """The time to compute one prompt token while nothing else runs."""
@@ -91,6 +92,7 @@ class Estimate:
             report.address,
             report.role,
             report.group,
+            report.takes_from,
             report.accepts,
             token_s,
             report.prefill_tokens * token_s,

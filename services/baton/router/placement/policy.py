@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from baton.core.role import Role
 from baton.router.placement.estimate import BEYOND_S, Estimate
@@ -112,8 +112,17 @@ def choose(prompt: Prompt, workers: Iterable[Estimate], options: PlacementOption
     return Decision(prompt, chosen.candidate, tuple([entry.candidate for entry in found]))
 
 
-_Group: TypeAlias = dict[Role, list[Estimate]]
-"""Workers that may be paired, by role."""
+@dataclass(slots=True)
+class _Group:
+    """Workers that may be paired."""
+
+    of_role: dict[Role, list[Estimate]] = field(
+        default_factory=lambda: {"prefill": [], "decode": [], "both": []}
+    )
+    guests: list[Estimate] = field(default_factory=list)
+    """Decode workers of other groups that take over from these prefill workers."""
+    fed: list[Estimate] = field(default_factory=list)
+    """Decode workers of this group that are guests of others."""
 
 
 class _Found(NamedTuple):
@@ -140,10 +149,20 @@ def _paired_first(found: list[_Found]) -> list[_Found]:
 
 def _groups(workers: Iterable[Estimate]) -> Collection[_Group]:
     """Group the workers that accept."""
-    groups: defaultdict[str, _Group] = defaultdict(lambda: {"prefill": [], "decode": [], "both": []})
+    groups: defaultdict[str, _Group] = defaultdict(_Group)
+    converting: list[Estimate] = []
     for worker in workers:
         if worker.accepts:
-            groups[worker.group][worker.role].append(worker)
+            groups[worker.group].of_role[worker.role].append(worker)
+            if worker.takes_from and worker.role == "decode":
+                converting.append(worker)
+    for worker in converting:
+        hosts = [groups[name] for name in worker.takes_from if name in groups]
+        hosts = [host for host in hosts if host.of_role["prefill"]]
+        for host in hosts:
+            host.guests.append(worker)
+        if hosts:
+            groups[worker.group].fed.append(worker)
     return groups.values()
 
 
@@ -156,22 +175,32 @@ def _turn(worker: Estimate) -> tuple[int, float, str]:
 
 
 def _candidates(prompt: Prompt, group: _Group, options: PlacementOptions) -> Iterator[_Found]:
-    prefills, decodes, alone = group["prefill"], group["decode"], group["both"]
-    paired = bool(prefills) and options.disaggregation != "never"
-    if not paired:
-        if options.disaggregation == "never" or options.no_prefill == "local":
-            alone += decodes
-    elif options.disaggregation == "conditional":
-        alone += [worker for worker in decodes if worker.takes_local]
+    prefills, decodes = group.of_role["prefill"], group.of_role["decode"]
+    alone = group.of_role["both"] + _local_decodes(group, options)
     for worker in _least(alone, _local_costs(prompt, alone)):
         candidate = _local(prompt, worker)
         yield _Found(candidate.cost_s + worker.penalty_s, candidate, worker, worker)
-    if paired:
+    if prefills and options.disaggregation != "never":
+        decodes = decodes + group.guests
         best = _least(prefills, _prefill_costs(prompt, prefills))
         for decode in _least(decodes, _decode_costs(prompt, decodes)):
             for prefill in best:
                 candidate = _pair(prompt, prefill, decode)
                 yield _Found(candidate.cost_s + decode.penalty_s, candidate, decode, prefill)
+
+
+def _local_decodes(group: _Group, options: PlacementOptions) -> list[Estimate]:
+    """Return the decode workers of a group that may compute prompts themselves."""
+    decodes = group.of_role["decode"]
+    if options.disaggregation == "never":
+        return decodes
+    fed = decodes if group.of_role["prefill"] else group.fed
+    local: list[Estimate] = []
+    if options.disaggregation == "conditional":
+        local += [worker for worker in fed if worker.takes_local]
+    if options.no_prefill == "local" and len(fed) < len(decodes):
+        local += [worker for worker in decodes if worker not in fed]
+    return local
 
 
 def _least(workers: Sequence[Estimate], costs: Sequence[float]) -> Sequence[Estimate]:

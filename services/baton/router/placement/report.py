@@ -22,7 +22,7 @@ class WorkerReport(NamedTuple):
     accepts: bool = True
     """Whether the worker is ready, does not drain, and may have new requests."""
     group: str = ""
-    """The compatibility group; only workers of one group can be paired."""
+    """The compatibility group; only workers of one group can be paired, unless one ``takes_from`` others."""
     max_running: int = 64
     block_size: int = 16
     blocks_held: int = 0
@@ -38,3 +38,5 @@ class WorkerReport(NamedTuple):
     """Most tokens of prompts in a step that decodes."""
     kv_bytes_per_token: int = 0
     link_bytes_per_s: float = 0.0
+    takes_from: tuple[str, ...] = ()
+    """The other groups from whose prefill workers it takes KV over, as it converts that."""

@@ -46,6 +46,8 @@ class ChannelShape:
 
     block_size: int
     share: KVShard
+    arrives_as: str = ""
+    """The type of K and V on it, at an end that converts them; empty: that of the end's own pool."""
 
 
 class RankEndpoint(Protocol):
@@ -148,7 +150,7 @@ class LocalEndpoint:
     def _part(self, cut: ChannelShape) -> PageMemory:
         if not cut.share.within(self.share):
             raise ValueError(f"{cut.share}: of {self.share} are allowed, which this rank holds")
-        return self._memory.part(cut.block_size, cut.share.seen_from(self.share).groups)
+        return self._memory.part(cut.block_size, cut.share.seen_from(self.share).groups, cut.arrives_as)
 
     async def close(self) -> None:
         for connector in self._connectors.values():

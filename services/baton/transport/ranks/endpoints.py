@@ -71,13 +71,19 @@ class RankEndpoints:
         )
 
     def expect(
-        self, connector: str, block_size: int, channels: Sequence[DataChannel], on_lost: Callable[[], None]
+        self,
+        connector: str,
+        block_size: int,
+        channels: Sequence[DataChannel],
+        on_lost: Callable[[], None],
+        arrives_as: str = "",
     ) -> DataLink:
-        """Make decode's end of a link of these channels, as ``Connector.expect`` does."""
+        """Make decode's end of a link of these channels, as ``Connector.expect`` does. ``arrives_as``: see
+        ``ChannelShape``."""
 
         def expected(channel: DataChannel, on_lost: Callable[[], None]) -> DataLink:
-            rank, cut = self._ranks[channel.slice_.decode], ChannelShape(block_size, channel.slice_.share)
-            return rank.expect(connector, channel.token, cut, on_lost)
+            cut = ChannelShape(block_size, channel.slice_.share, arrives_as)
+            return self._ranks[channel.slice_.decode].expect(connector, channel.token, cut, on_lost)
 
         if len(channels) == 1:
             return expected(channels[0], on_lost)

@@ -43,13 +43,14 @@ class WireShape(msgspec.Struct, frozen=True, array_like=True):
 
     block_size: int
     parts: tuple[WirePart, ...]
+    arrives_as: str = ""
 
     @staticmethod
     def of(cut: ChannelShape) -> WireShape:
-        return WireShape(cut.block_size, wire_parts(cut.share))
+        return WireShape(cut.block_size, wire_parts(cut.share), cut.arrives_as)
 
     def cut(self) -> ChannelShape:
-        return ChannelShape(self.block_size, shard_of_parts(self.parts))
+        return ChannelShape(self.block_size, shard_of_parts(self.parts), self.arrives_as)
 
 
 def wire_parts(share: KVShard) -> tuple[WirePart, ...]:
@@ -68,8 +69,12 @@ class CellForm(msgspec.Struct, frozen=True, array_like=True):
 
     tables: int
     """The pages of a block."""
-    nbytes: int
-    """The size of what one head of one layer keeps of a token or, of a state, of a sequence."""
+    numbers: int
+    """What one head of one layer keeps of a token or, of a state, of a sequence."""
+    element_bytes: int
+    """The size of a number."""
+    scale_bytes: int
+    """The size of the scales of a block, of one head of one layer."""
     is_state: bool
 
 

@@ -21,8 +21,9 @@ from functools import partial
 from typing import TypeVar
 
 from baton.net.certificates import TlsFiles
-from baton.transport.base import BlockForm, TransferError
+from baton.transport.base import BlockForm, GroupPart, TransferError
 from baton.transport.block_names import group_of
+from baton.transport.kv_types import arriving_bytes
 from baton.transport.ranks import frames
 from baton.transport.ranks.endpoint import ChannelShape, DataLink
 
@@ -136,8 +137,15 @@ class RemoteEndpoint:
         return RemoteLink(self, self._last_link, self._block_forms(cut))
 
     def _block_forms(self, cut: ChannelShape) -> tuple[BlockForm, ...]:
+        def nbytes(form: frames.CellForm, part: GroupPart) -> int:
+            numbers = part.size * form.numbers
+            if form.is_state:
+                return numbers * form.element_bytes
+            size = arriving_bytes(cut.arrives_as, form.element_bytes)
+            return numbers * cut.block_size * size + part.size * form.scale_bytes
+
         return tuple(
-            BlockForm(form.tables, part.size * form.nbytes * (1 if form.is_state else cut.block_size))
+            BlockForm(form.tables, nbytes(form, part))
             for form, part in zip(self._forms, cut.share.groups, strict=True)
         )
 

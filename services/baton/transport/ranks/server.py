@@ -81,9 +81,15 @@ async def serve(
 def _hello(rank: LocalEndpoint, memory: PoolMemory) -> frames.Hello:
     layout = memory.layout
     forms = tuple(
-        frames.CellForm(len(group.tables), 4 * group.kv.size, True)
+        frames.CellForm(len(group.tables), group.kv.size, 4, 0, True)
         if isinstance(group.kv, StateKV)
-        else frames.CellForm(len(group.tables), group.kv.vectors * group.kv.dim * layout.element_bytes, False)
+        else frames.CellForm(
+            len(group.tables),
+            group.kv.vectors * group.kv.dim,
+            layout.element_bytes,
+            group.kv.vectors * layout.scale_bytes,
+            False,
+        )
         for group in layout.groups
     )
     return frames.Hello(rank.connectors, rank.drained_is_proof, frames.wire_parts(rank.share), forms)
