@@ -34,6 +34,7 @@ ELSEWHERE: Mapping[str, str] = {
     "make run": "tests/e2e/test_openai_client.py asks the ring that it starts the same question",
     "make test": "CI is this",
     "make lint": "CI is this",
+    "make docs": "needs mkdocs; tests/unit/test_site.py tries its parts",
     "make gpu": "needs a CUDA device; tests/e2e/test_gpu_dry_run.py runs it without",
     ".ci/run": "CI is this",
     "curl": "tests/e2e/test_openai_client.py sends such bodies; here they are read as the router does",

@@ -36,7 +36,7 @@ def test_declared_metrics_are_those_that_rings_export() -> None:
 
 
 def test_a_metric_is_found_however_it_is_declared() -> None:
-    source = '''
+    source = """
 NAMED = ("role", "peer")
 class Metrics:
     def __init__(self):
@@ -50,7 +50,7 @@ class Metrics:
         return f"rate({name})"
 class Stats:
     e: Annotated[int, counter("baton_e", "E.")]
-'''
+"""
     found = {each.name: each for each in metrics.declared(metrics.Module(ast.parse(source)))}
     assert {name: (each.kind, each.labels) for name, each in found.items()} == {
         "baton_a_total": ("counter", ("x", "y")),
