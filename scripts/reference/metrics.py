@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from scripts.reference.markdown import code, plain, prose, table
@@ -70,8 +71,7 @@ class Module:
 def page() -> str:
     """Return the page: a section for each module that declares metrics."""
     parts = [HEAD]
-    for path in sorted(PACKAGE.rglob("*.py")):
-        module = Module(ast.parse(path.read_text(encoding="utf-8")))
+    for path, module in modules():
         rows = [
             (code(each.name), each.kind, ", ".join(map(code, each.labels)), plain(each.text))
             for each in sorted(declared(module), key=lambda metric: metric.name)
@@ -85,9 +85,15 @@ def page() -> str:
 
 def all_declared() -> Mapping[str, DeclaredMetric]:
     """Return every metric that the package declares, by its name."""
-    paths = sorted(PACKAGE.rglob("*.py"))
-    modules = (Module(ast.parse(path.read_text(encoding="utf-8"))) for path in paths)
-    return {each.name: each for module in modules for each in declared(module)}
+    return {each.name: each for _, module in modules() for each in declared(module)}
+
+
+def modules() -> Iterator[tuple[Path, Module]]:
+    """Yield the modules that name metrics."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if '"baton_' in text:
+            yield path, Module(ast.parse(text))
 
 
 def declared(module: Module) -> Iterator[DeclaredMetric]:
