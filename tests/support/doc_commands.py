@@ -17,6 +17,9 @@ SHELL = ("", "sh", "bash", "console")
 PROGRAMS = ("baton", "python", "make", "curl", "helm", "kubectl", "docker", "pip", "git", "tar", "export")
 """Words that a block of commands begins with, apart from paths of scripts."""
 
+INLINE = tuple(f"python -m {package}." for package in ("loadtest", "scripts", "tests"))
+"""The beginnings of commands that sentences have."""
+
 _ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 _OPERATORS = {"|", "&", "&&", "||", ";", ">", "<"}
 
@@ -35,12 +38,16 @@ class Command:
 
 
 def commands() -> Iterator[Command]:
-    """Yield every command in the blocks of all pages, but for what comes behind a pipe."""
+    """Yield every command in the blocks of all pages, but for what comes behind a pipe, and those of
+    `INLINE` in sentences."""
     parser = MarkdownIt()
     for page in PAGES:
         for token in parser.parse(page.read_text(encoding="utf-8")):
             if token.type == "fence" and token.info.strip() in SHELL and token.map:
                 yield from _of_block(page, token.map[0] + 1, token.content.splitlines())
+            for child in token.children or ():
+                if child.type == "code_inline" and child.content.startswith(INLINE) and token.map:
+                    yield Command(page, token.map[0] + 1, _words(child.content))
 
 
 def _of_block(page: Path, start: int, lines: Sequence[str]) -> Iterator[Command]:
