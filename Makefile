@@ -14,7 +14,7 @@ OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3 python)
 USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
-.PHONY: help run test lint proto gpu bench clean
+.PHONY: help run test lint docs proto gpu bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -39,6 +39,9 @@ test: .venv/.dev  ## run all tests that need no GPU
 
 lint: .venv/.dev  ## check style, types, generated code and import arrows
 	scripts/check
+
+docs: .venv/.docs  ## build the documentation as a site, build/site, and check its links
+	$(BIN)/python -m scripts.site
 
 proto: .venv/.dev  ## generate services/baton/v1 from proto/
 	scripts/proto
@@ -72,3 +75,8 @@ clean:  ## remove everything that was installed or built
 	$(BIN)/pip install --no-compile -e '.[worker,ucx,nixl,kubernetes,bench,otel,test,lint]' -c constraints.txt
 	-$(BIN)/python -m compileall -q -j 0 -x '/tests/|/transformers/models/' .venv/lib > .venv/compiled  # pip would on one core; what is for another Python fails
 	@touch $@ .venv/.worker
+
+# Whoever serves or tests has no use for it.
+.venv/.docs: .venv/.created pyproject.toml constraints.txt
+	$(BIN)/pip install --no-compile -e '.[docs]' -c constraints.txt
+	@touch $@

@@ -720,6 +720,17 @@ class TestMetrics:
         assert group["rules"][0]["annotations"]["summary"] == "{{ $labels.pod }} is down"
         assert not of_kind(render(chart=chart), "PrometheusRule")
 
+    def test_runbooks_are_where_the_documentation_is_served(self) -> None:
+        def runbooks(values: dict[str, Any]) -> set[str]:
+            [rule] = of_kind(render(values, apis=[MONITORING]), "PrometheusRule").values()
+            rules = [one for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one]
+            return {one["annotations"]["runbook_url"] for one in rules}
+
+        assert "docs/runbooks/capacity.md#batonkvfull" in runbooks({})
+        served = runbooks({"metrics": {"prometheusRule": {"runbookUrl": "https://docs.example/baton/"}}})
+        assert "https://docs.example/baton/runbooks/capacity.html#batonkvfull" in served
+        assert {url.partition("/runbooks/")[0] for url in served} == {"https://docs.example/baton"}
+
     def test_rules_look_at_series_of_their_release_alone(self) -> None:
         one = 'namespace="serving",app_kubernetes_io_instance="test"'
         [rule] = of_kind(rendered("monitors always"), "PrometheusRule").values()

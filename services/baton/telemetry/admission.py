@@ -64,11 +64,33 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         views = [view() for view in self._views]
-        for name, text, values in (
-            ("waiting_requests", "Requests that wait for their turn.", [v.waiting for v in views]),
-            ("waiting_prompt_tokens", "Their prompts' tokens.", [v.waiting_prompt_tokens for v in views]),
-            ("open_answers", "Answers under way in the ring.", [v.open_answers for v in views]),
-            ("open_tokens", "Their tokens, as estimated.", [v.open_tokens for v in views]),
-            ("seats", "Answers that may be under way at once; 0: not known.", [v.seats for v in views]),
+        for family, values in (
+            (
+                GaugeMetricFamily("baton_admission_waiting_requests", "Requests that wait for their turn."),
+                [view.waiting for view in views],
+            ),
+            (
+                GaugeMetricFamily(
+                    "baton_admission_waiting_prompt_tokens", "Prompt tokens of the requests that wait."
+                ),
+                [view.waiting_prompt_tokens for view in views],
+            ),
+            (
+                GaugeMetricFamily("baton_admission_open_answers", "Answers under way in the ring."),
+                [view.open_answers for view in views],
+            ),
+            (
+                GaugeMetricFamily(
+                    "baton_admission_open_tokens", "Tokens of the answers under way, as estimated."
+                ),
+                [view.open_tokens for view in views],
+            ),
+            (
+                GaugeMetricFamily(
+                    "baton_admission_seats", "Answers that may be under way at once; 0: not known."
+                ),
+                [view.seats for view in views],
+            ),
         ):
-            yield GaugeMetricFamily(f"baton_admission_{name}", text, sum(values))
+            family.add_metric((), sum(values))
+            yield family
