@@ -18,6 +18,7 @@ from baton import __version__
 from baton.cli import arguments as arg
 from baton.cli.bench import bench
 from baton.cli.derived import Given, OptionsOf, takes
+from baton.cli.doctor import doctor
 from baton.cli.keys import keys
 from baton.cli.models import models
 from baton.cli.planner import planner
@@ -391,6 +392,7 @@ def version() -> None:
 
 
 commands.command("models", rich_help_panel="Use")(models)
+commands.command("doctor", rich_help_panel="Use")(doctor)
 commands.command("planner", rich_help_panel="One service")(planner)
 commands.add_typer(bench, rich_help_panel="Use")
 commands.add_typer(keys, rich_help_panel="Use")
