@@ -27,7 +27,7 @@ _SYNCHRONIZE = "have chrony or systemd-timesyncd synchronize the clocks of both 
 
 def check(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     """The ports, the router and Redis."""
-    for port in wanted.port or _default_ports(wanted):
+    for port in wanted.ports or _default_ports(wanted):
         yield _port(machine, wanted.worker.host, port)
     if wanted.router is not None:
         yield from _router(wanted.router, wanted.timeout)

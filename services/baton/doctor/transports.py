@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from baton.doctor.finding import Finding, lack, missing, note, ok
 from baton.doctor.machine import Machine, ProbeError
@@ -24,28 +24,33 @@ def rdma_here(machine: Machine) -> bool:
 
 def check(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     """The connectors that have a library of their own, and RDMA devices."""
+    without: dict[str, str] = {}
+    """What each connector that starts lacks for RDMA."""
     for name in _PROBED:
-        yield _connector(machine, wanted, name, TRANSPORTS[name])
-    yield _rdma(machine, wanted)
+        transport, named = TRANSPORTS[name], wanted.worker.connector == name
+        if not named and wanted.worker.connector != "auto":
+            yield note(name, f"not used (--connector {wanted.worker.connector})")
+        elif not named and transport.rdma and not rdma_here(machine):
+            yield note(name, "not used: --connector auto takes it where there is an RDMA device")
+        else:
+            yield _connector(machine, wanted, name, transport, without)
+    yield _rdma(machine, wanted, without)
 
 
-def _connector(machine: Machine, wanted: Wanted, name: str, transport: Transport) -> Finding:
-    named = wanted.worker.connector == name
-    if not named and wanted.worker.connector != "auto":
-        return note(name, f"not used (--connector {wanted.worker.connector})")
-    if not named and transport.rdma and not rdma_here(machine):
-        return note(
-            name, "not used: --connector auto takes it where there is an RDMA device, and none is here"
-        )
+def _connector(
+    machine: Machine, wanted: Wanted, name: str, transport: Transport, without: dict[str, str]
+) -> Finding:
     try:
         told = machine.probe("connector", name, wanted.worker.host)
     except ProbeError as error:
         return lack(name, f"ends its process: {error}", f"give workers another --connector than {name}")
-    if why := str(told["missing"]):
-        if not told["installed"]:
-            do = f"pip install 'baton[{transport.extra}]' (Linux only)"
-            return missing(name, "is not installed" + ("" if named else "; tcp stands in"), do, needed=named)
-        return lack(name, f"{why}{_told_by_environment()}", _remedy(name))
+    if not told["installed"]:
+        named = wanted.worker.connector == name
+        do = f"pip install 'baton[{transport.extra}]' (Linux only)"
+        return missing(name, "is not installed" + ("" if named else "; tcp stands in"), do, needed=named)
+    if told["missing"]:
+        return lack(name, f"{told['missing']}{_told_by_environment()}", _remedy(name))
+    without[name] = str(told["missing_for_rdma"])
     return _started(name, str(told["transports"]).split())
 
 
@@ -75,7 +80,7 @@ def _remedy(name: str) -> str:
     )
 
 
-def _rdma(machine: Machine, wanted: Wanted) -> Finding:
+def _rdma(machine: Machine, wanted: Wanted, without: Mapping[str, str]) -> Finding:
     needed = wanted.worker.require_rdma
     folder = machine.path(_INFINIBAND)
     ports = rdma_ports(folder)
@@ -96,4 +101,9 @@ def _rdma(machine: Machine, wanted: Wanted) -> Finding:
     if not up:
         do = "see to the cable, the switch and, for InfiniBand, the subnet manager (ibstat)"
         return missing("RDMA", f"{', '.join(ports)}, of which none is active", do, needed=True)
+    if all(without.values()):
+        reasons = "; ".join(f"{name}: {why}" for name, why in without.items()) or "none starts"
+        do = "pip install 'baton[nixl]', whose UCX has verbs, and libibverbs1 with its provider"
+        says = f"active: {', '.join(up)}, but no connector moves KV blocks by it ({reasons})"
+        return missing("RDMA", says, do, needed=needed)
     return ok("RDMA", f"active: {', '.join(up)}")

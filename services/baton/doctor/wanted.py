@@ -26,7 +26,7 @@ class Wanted:
         ),
     ] = "ring"
     port: Annotated[
-        tuple[int, ...],
+        tuple[str, ...],
         Option(
             "A port that must be free; give it once for each. Default: those that the services listen on "
             "unless told otherwise.",
@@ -57,8 +57,13 @@ class Wanted:
     def __post_init__(self) -> None:
         check_options(self)
         for port in self.port:
-            if not 0 < port < 65536:
-                raise ConfigError("port", f"must be from 1 to 65535, not {port}")
+            if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+                raise ConfigError("port", f"must be a number from 1 to 65535, not {port!r}")
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The ports that must be free; empty: those that services listen on unless told otherwise."""
+        return tuple(map(int, self.port))
 
     @property
     def computes(self) -> bool:

@@ -11,7 +11,7 @@ import sys
 import orjson
 
 from baton.transport.base import Connector, ConnectorMissingError, ConnectorSettings
-from baton.transport.registry import available
+from baton.transport.registry import available, missing_for_rdma
 from baton.transport.staging import Staging
 
 
@@ -26,10 +26,15 @@ async def _told(name: str, host: str) -> dict[str, object]:
         connector = available(name, settings)[name]
     except ConnectorMissingError as error:
         absent = isinstance(error.__cause__, ImportError)
-        return {"missing": str(error), "installed": not absent, "transports": ""}
-    transports = _transports(connector)
+        return {"missing": str(error), "installed": not absent}
+    transports, rdma = _transports(connector), missing_for_rdma(connector)
     await connector.close()
-    return {"missing": "", "installed": True, "transports": " ".join(sorted(transports))}
+    return {
+        "missing": "",
+        "installed": True,
+        "transports": " ".join(sorted(transports)),
+        "missing_for_rdma": rdma,
+    }
 
 
 def _transports(connector: Connector) -> frozenset[str]:
