@@ -503,6 +503,13 @@ class TestNetwork:
         assert set(by_name(network.check(Machine(), Wanted(role="router")))) == {"port 8000", "port 8001"}
         assert not by_name(network.check(Machine(), Wanted(role="worker")))
 
+    def test_a_cluster_key_is_needed_beyond_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("BATON_CLUSTER_KEY", raising=False)
+        told = lacking(network.check(Machine(), Wanted(role="worker", host="0.0.0.0")))["cluster key"]
+        assert "openssl rand -hex 32" in told
+        monkeypatch.setenv("BATON_CLUSTER_KEY", "0123456789abcdef")
+        assert not lacking(network.check(Machine(), Wanted(role="worker", host="0.0.0.0")))
+
     def test_a_router(self) -> None:
         with answering(200) as url:
             found = by_name(network.check(Machine(), Wanted(role="worker", router=url)))
@@ -569,6 +576,10 @@ class TestHub:
         assert set(told) == {"model", "hub"}
         assert "unset HF_HUB_OFFLINE" in told["model"]
 
+    def test_a_folder_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+        assert set(lacking(hub.check(Machine(), wanted(model="/models/none")))) == {"model"}
+
     def test_a_cache_that_cannot_be_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HOME", "/proc/nowhere")
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
@@ -629,7 +640,9 @@ class TestReport:
         areas = {"clock": examination.AREAS["clock"]}
         document = examination.examine(PretendMachine(tmp_path, clock_state=5), wanted(), areas).document()
         page = Path(__file__).parents[2].joinpath("docs/operations.md").read_text()
-        (finding,) = document["findings"]  # type: ignore[misc]
+        findings = document["findings"]
+        assert isinstance(findings, list)
+        (finding,) = findings
         assert {"area", "name", "verdict", "says", "do"} == set(finding)
         for field in (*document, *finding):
             assert f"`{field}`" in page, f"docs/operations.md does not name {field}"

@@ -25,7 +25,7 @@ _WIDTH = 110
 
 @takes(
     OptionsOf(Wanted, only=("role",)),
-    OptionsOf(WorkerConfig, only=("model", "device", "connector", "require_rdma", "host")),
+    OptionsOf(WorkerConfig, only=("model", "device", "connector", "require_rdma")),
     OptionsOf(Wanted),
 )
 def doctor(

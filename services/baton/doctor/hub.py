@@ -12,7 +12,7 @@ from pathlib import Path
 from baton.doctor.finding import Finding, lack, missing, ok
 from baton.doctor.machine import Machine
 from baton.doctor.wanted import Wanted
-from baton.hub import DEMO
+from baton.hub import DEMO, looks_like_path
 
 _OFFLINE = "HF_HUB_OFFLINE"
 
@@ -20,6 +20,9 @@ _OFFLINE = "HF_HUB_OFFLINE"
 def check(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     """The model, where it is kept, and the hub. Only a model that must be fetched needs the hub."""
     model = wanted.worker.model
+    if looks_like_path(model) and not Path(model).expanduser().is_dir():
+        yield lack("model", f"{model}: no such folder", "name one that has config.json and *.safetensors")
+        model = DEMO
     local = model == DEMO or Path(model).expanduser().is_dir()
     cached = not local and _is_cached(model)
     needed = not local and not cached

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import http.client
+import os
 import time
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
@@ -13,11 +14,13 @@ from urllib.parse import urlsplit
 from baton.doctor.finding import Finding, lack, ok
 from baton.doctor.machine import Machine
 from baton.doctor.wanted import Wanted
+from baton.greeting.cluster_key import HOW, MIN_BYTES, is_loopback, suffices
 from baton.net import sockets
 from baton.process.fields import options_of
 from baton.process.options import UserError, join_address
 from baton.router.config import RouterConfig
 from baton.router.shared.redis_store import check_url, connect
+from baton.worker.config import WorkerConfig
 
 _LISTENING = "0A"
 _SKEW_S = 2.0
@@ -27,12 +30,25 @@ _SYNCHRONIZE = "have chrony or systemd-timesyncd synchronize the clocks of both 
 
 def check(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     """The ports, the router and Redis."""
+    yield from _cluster_key(wanted.host)
     for port in wanted.ports or _default_ports(wanted):
-        yield _port(machine, wanted.worker.host, port)
+        yield _port(machine, wanted.host, port)
     if wanted.router is not None:
         yield from _router(wanted.router, wanted.timeout)
     if wanted.redis is not None:
         yield from _redis(wanted.redis, wanted.timeout)
+
+
+def _cluster_key(host: str) -> Iterator[Finding]:
+    """The key by which services know each other, where others than this machine reach them."""
+    if is_loopback(host):
+        return
+    variable = next(one.option.env for one in options_of(WorkerConfig) if one.field == "cluster_key")
+    if suffices(os.environ.get(variable or "", "")):
+        yield ok("cluster key", "is given")
+    else:
+        says = f"{variable} has less than {MIN_BYTES} bytes, and services on {host} need it"
+        yield lack("cluster key", says, f"{HOW}; or use 127.0.0.1")
 
 
 def _default_ports(wanted: Wanted) -> tuple[int, ...]:

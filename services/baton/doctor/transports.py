@@ -41,7 +41,7 @@ def _connector(
     machine: Machine, wanted: Wanted, name: str, transport: Transport, without: dict[str, str]
 ) -> Finding:
     try:
-        told = machine.probe("connector", name, wanted.worker.host)
+        told = machine.probe("connector", name, wanted.host)
     except ProbeError as error:
         return lack(name, f"ends its process: {error}", f"give workers another --connector than {name}")
     if not told["installed"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
+from baton.process.common_options import Host
 from baton.process.fields import Option, check_options
 from baton.process.options import ConfigError
 from baton.worker.config import WorkerConfig
@@ -25,6 +26,7 @@ class Wanted:
             "workers). Only what that needs can lack."
         ),
     ] = "ring"
+    host: Host = "127.0.0.1"
     port: Annotated[
         tuple[str, ...],
         Option(
