@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _COLOURS = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.LACK: "bold red"}
-_WIDTH = 110
-"""Columns where the output is no terminal."""
 
 
 @takes(
@@ -58,14 +55,9 @@ def show(found: Examination) -> None:
     """Print the report for a person."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(_table(found))
-    else:
-        plain = Console(highlight=False, width=_WIDTH, file=StringIO())
-        with plain.capture() as lines:
-            plain.print(_table(found))
-        print("\n".join(line.rstrip() for line in lines.get().splitlines()))
+    from baton.cli.plain_output import show as show_plainly
+
+    show_plainly(_table(found), Console(highlight=False))
     lacks, notes = found.count(Verdict.LACK), found.count(Verdict.NOTE)
     print(f"\nfor {found.wanted.role}: {lacks} lacking, {notes} to note")
 
