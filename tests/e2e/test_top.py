@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,17 +32,31 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
         yield rings["router"]
 
 
+def ask(ring: Ring) -> None:
+    body = json.dumps({"model": "demo", "prompt": "a prompt", "max_tokens": 8, "ignore_eos": True})
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{ring.url}/v1/completions", body.encode(), headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 8
+
+
 def top(ring: Ring, *more: str) -> list[str]:
     return [sys.executable, "-m", "baton", "top", "--router", ring.url, *more]
 
 
 def test_one_frame(ring: Ring) -> None:
-    done = subprocess.run(top(ring), capture_output=True, text=True, timeout=60, check=True)
-    lines = done.stdout.splitlines()
+    command = top(ring, "--interval", "0.5")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asked:
+        while asked.poll() is None:
+            ask(ring)
+        out, err = asked.communicate()
+    assert asked.returncode == 0, err
+    lines = out.splitlines()
     assert lines[0] == f"baton top  {ring.url}"
     assert [line.split()[0] for line in lines[-2:]] == ["prefill", "decode"]
     assert all(line.split()[2] == "ready" for line in lines[-2:])
-    assert not done.stderr
+    prompt, tokens = zip(*(line.split()[6:8] for line in lines[-2:]), strict=True)
+    assert prompt[0] != "0" and tokens[1] != "0", lines
 
 
 @pytest.mark.parametrize(("key", "status"), [(b"q", 0), (b"\x03", 130)])

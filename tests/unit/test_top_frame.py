@@ -11,7 +11,15 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from baton.cli.ring_figures import PointFigures, RingFigures, TenantFigures, WorkerFigures, ask_for_figures
+from baton.cli.ring_figures import (
+    PointFigures,
+    RingFigures,
+    TenantFigures,
+    WorkerFigures,
+    WorkerRates,
+    ask_for_figures,
+    rates_between,
+)
 from baton.cli.top_frame import HEAD_LINES, count_text, curve, frame
 from baton.process.options import UserError
 
@@ -36,9 +44,10 @@ def point(rate: float) -> PointFigures:
 
 
 def shown(ring: RingFigures, *, lines: int | None = None, failure: str = "") -> list[str]:
+    rates = {"d:1": WorkerRates(0, 812.4), "p:1": WorkerRates(7512, 9.5)}
     console = Console(width=120, file=io.StringIO(), highlight=False)
     with console.capture() as told:
-        console.print(frame(ring, "http://here", lines=lines, failure=failure))
+        console.print(frame(ring, "http://here", rates, lines=lines, failure=failure))
     return [line.rstrip() for line in told.get().splitlines()]
 
 
@@ -62,7 +71,8 @@ RING = RingFigures(
 
 
 def test_a_frame() -> None:
-    bar = "█" * 5 + "▒" * 5 + "░" * 10 + "  25 % of 100"
+    bar = "█" * 4 + "▒" * 4 + "░" * 8 + "  25 % of 100"
+    head = "running  waiting  handoffs  prompt/s  tokens/s  KV blocks held, cached ▒, free"
     assert shown(RING) == [
         "baton top  http://here",
         "requests  12 in flight, 4 waiting, 1.2k answered (queue: acme 3, other 1)",
@@ -70,15 +80,27 @@ def test_a_frame() -> None:
         "          8k of prompts         ▁▅█                             45k in all",
         "latency   TTFT p50 92.4 ms, p99 1.41 s    ITL p50 11.2 ms, p99 -",
         "",
-        "role     worker  state      running  waiting  handoffs  KV blocks held, cached (▒), free",
-        "prefill  p:1     ready            3        2         1  -",
-        f"decode   d:1     ready            3        2         1  {bar}",
-        f"         d:2     draining         3        2         1  {bar}",
-        f"         d:3     ejected          3        2         1  {bar}",
-        f"         d:4     refused          3        2         1  {bar}",
-        f"unknown  x:1     not ready        3        2         1  {bar}",
+        f"role     worker  state      {head}",
+        "prefill  p:1     ready            3        2         1      7.5k       9.5  -",
+        f"decode   d:1     ready            3        2         1         0       812  {bar}",
+        f"         d:2     draining         3        2         1         -         -  {bar}",
+        f"         d:3     ejected          3        2         1         -         -  {bar}",
+        f"         d:4     refused          3        2         1         -         -  {bar}",
+        f"unknown  x:1     not ready        3        2         1         -         -  {bar}",
     ]
     assert HEAD_LINES == 7
+
+
+def test_rates_are_those_between_two_looks() -> None:
+    def ring(**tokens: int) -> RingFigures:
+        return RingFigures(
+            workers=[
+                worker(one, prompt_tokens=10 * done, generated_tokens=done) for one, done in tokens.items()
+            ]
+        )
+
+    told = rates_between(ring(same=5, more=10, anew=90), ring(same=5, more=30, anew=1, new=7), 2.0)
+    assert told == {"same": WorkerRates(0, 0), "more": WorkerRates(100, 10)}
 
 
 def test_an_empty_ring() -> None:
@@ -107,7 +129,15 @@ def test_figures_that_are_old_say_why() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (950, "950"), (999.6, "1.0k"), (1234, "1.2k"), (45_200, "45k"), (2.5, "2.5"), (3.4e12, "3400G")],
+    [
+        (0, "0"),
+        (950, "950"),
+        (999.6, "1.0k"),
+        (1234, "1.2k"),
+        (45_200, "45k"),
+        (2.5, "2.5"),
+        (3.4e12, "3400G"),
+    ],
 )
 def test_counts(value: float, text: str) -> None:
     assert count_text(value) == text

@@ -26,6 +26,10 @@ class WorkerFigures(msgspec.Struct, frozen=True):
     open_handoffs: int
     ejected: bool = False
     refused: bool = False
+    prompt_tokens: int = 0
+    """The prompt tokens that it has computed since it started."""
+    generated_tokens: int = 0
+    """The tokens that it has sampled since it started."""
 
     @property
     def blocks(self) -> int:
@@ -41,6 +45,15 @@ class WorkerFigures(msgspec.Struct, frozen=True):
         if self.draining:
             return "draining"
         return "ejected" if self.ejected else "ready"
+
+
+class WorkerRates(msgspec.Struct, frozen=True):
+    """What a worker does in a second."""
+
+    prompt: float
+    """Prompt tokens computed."""
+    generated: float
+    """Tokens sampled."""
 
 
 class PointFigures(msgspec.Struct, frozen=True):
@@ -74,6 +87,26 @@ class RingFigures(msgspec.Struct, frozen=True):
     tenants: list[TenantFigures] = []
     operator: bool = True
     """Whether the key is an operator's: others are told of their own tenant alone."""
+
+
+def rates_between(before: RingFigures, now: RingFigures, seconds: float) -> dict[str, WorkerRates]:
+    """The rates of each worker, by address, between two looks that are so many seconds apart. A worker that
+    is new, or has started anew, has none yet."""
+    then = {one.address: one for one in before.workers}
+    rates = {}
+    for one in now.workers:
+        old = then.get(one.address)
+        if (
+            old is None
+            or one.prompt_tokens < old.prompt_tokens
+            or one.generated_tokens < old.generated_tokens
+        ):
+            continue
+        rates[one.address] = WorkerRates(
+            (one.prompt_tokens - old.prompt_tokens) / seconds,
+            (one.generated_tokens - old.generated_tokens) / seconds,
+        )
+    return rates
 
 
 def ask_for_figures(url: str, api_key: str | None) -> RingFigures:

@@ -6,6 +6,7 @@ import os
 import select
 import sys
 import termios
+import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from baton.cli import arguments as arg
+from baton.cli.ring_figures import WorkerRates, ask_for_figures, rates_between
 from baton.process.options import UserError, check_range
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
 
 _LEAST_INTERVAL_S = 0.2
 _QUIT = (b"q", b"Q", b"")
@@ -29,9 +31,12 @@ def top(
         str, typer.Option("--router", "--url", help="Address of the ring's HTTP API.")
     ] = "http://127.0.0.1:8000",
     api_key: arg.ApiKey = None,
-    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Between two frames.")] = 2.0,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Between two looks.")] = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one frame and end, as where the output is no terminal.")
+        bool,
+        typer.Option(
+            "--once", help="Print one frame, after two looks, and end, as where the output is no terminal."
+        ),
     ] = False,
 ) -> None:
     """Show a running ring: its requests, latencies, queue and workers, until q or Ctrl-C.
@@ -42,38 +47,53 @@ def top(
 
     from rich.console import Console
 
-    console = Console(highlight=False)
-    if once or not console.is_terminal or not sys.stdin.isatty():
-        _print_frame(router, api_key, console)
-    else:
-        _watch(router, api_key, interval, console)
-
-
-def _print_frame(router: str, api_key: str | None, console: Console) -> None:
     from baton.cli.plain_output import show
-    from baton.cli.ring_figures import ask_for_figures
-    from baton.cli.top_frame import frame
 
-    show(frame(ask_for_figures(router, api_key), router), console)
+    console = Console(highlight=False)
+    looks = _Looks(router, api_key)
+    if once or not console.is_terminal or not sys.stdin.isatty():
+        time.sleep(interval)
+        looks.again()
+        show(looks.frame(), console)
+    else:
+        _watch(looks, interval, console)
 
 
-def _watch(router: str, api_key: str | None, interval_s: float, console: Console) -> None:
-    """Show frame after frame. The first must come; later ones may fail, which the frame says."""
+class _Looks:
+    """Looks at a ring, one after the other: the rates of its workers are those between two."""
+
+    def __init__(self, router: str, api_key: str | None) -> None:
+        """Takes the first look. Raises UserError if there is nothing to see."""
+        self._router, self._api_key = router, api_key
+        self._figures, self._at = ask_for_figures(router, api_key), time.monotonic()
+        self._rates: dict[str, WorkerRates] = {}
+
+    def again(self) -> None:
+        """Take another look. Raises UserError."""
+        figures, now = ask_for_figures(self._router, self._api_key), time.monotonic()
+        self._rates = rates_between(self._figures, figures, now - self._at)
+        self._figures, self._at = figures, now
+
+    def frame(self, lines: int | None = None, failure: str = "") -> Group:
+        """What was seen last. ``failure``: why it is no longer new."""
+        from baton.cli.top_frame import frame
+
+        return frame(self._figures, self._router, self._rates, lines=lines, failure=failure)
+
+
+def _watch(looks: _Looks, interval_s: float, console: Console) -> None:
+    """Show frame after frame. A look that fails is told in the frame; the next may find the ring again."""
     from rich.live import Live
 
-    from baton.cli.ring_figures import ask_for_figures
-    from baton.cli.top_frame import frame
-
-    figures = ask_for_figures(router, api_key)
     failure = ""
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            lines = console.size.height
-            live.update(frame(figures, router, lines=lines, failure=failure), refresh=True)
+            live.update(looks.frame(console.size.height, failure), refresh=True)
             if _leaves_within(interval_s):
                 return
             try:
-                figures, failure = ask_for_figures(router, api_key), ""
+                looks.again()
+                failure = ""
             except UserError as error:
                 failure = str(error)
 

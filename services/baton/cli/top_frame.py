@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from baton.cli.ring_figures import PointFigures, RingFigures, WorkerFigures
+from baton.cli.ring_figures import PointFigures, RingFigures, WorkerFigures, WorkerRates
 
 HEAD_LINES = 7
 """The lines of a frame above its workers, the heading of the workers included."""
-_BAR, _SPARKS = 20, 30
+_BAR, _SPARKS = 16, 30
 """The characters of a bar, and of a curve."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ROLES = ("prefill", "decode", "both")
@@ -21,13 +22,20 @@ _STATES = {"ready": "green", "draining": "yellow", "ejected": "yellow"}
 _MOST_TENANTS = 5
 
 
-def frame(ring: RingFigures, title: str, *, lines: int | None = None, failure: str = "") -> Group:
-    """The ring in at most ``lines`` lines (None: as many as it takes). ``failure``: why these figures are no
-    longer new."""
+def frame(
+    ring: RingFigures,
+    title: str,
+    rates: Mapping[str, WorkerRates] = MappingProxyType({}),
+    *,
+    lines: int | None = None,
+    failure: str = "",
+) -> Group:
+    """The ring in at most ``lines`` lines (None: as many as it takes). ``rates``: of workers, by address.
+    ``failure``: why these figures are no longer new."""
     head = Text.assemble(("baton top", "bold"), f"  {title}")
     if failure:
         head.append(f"  {failure}", "bold red")
-    return Group(head, *_figures(ring), Text(), _workers(ring.workers, lines))
+    return Group(head, *_figures(ring), Text(), _workers(ring.workers, rates, lines))
 
 
 def _figures(ring: RingFigures) -> Iterator[Text]:
@@ -107,7 +115,9 @@ def bar(worker: WorkerFigures) -> Text:
     return drawn.append(f" {share} of {worker.blocks}")
 
 
-def _workers(workers: Sequence[WorkerFigures], lines: int | None) -> Table | Text:
+def _workers(
+    workers: Sequence[WorkerFigures], rates: Mapping[str, WorkerRates], lines: int | None
+) -> Table | Text:
     if not workers:
         return Text("no workers: the router waits for them", "yellow")
     room = len(workers) if lines is None else max(1, lines - HEAD_LINES - 1)
@@ -115,16 +125,18 @@ def _workers(workers: Sequence[WorkerFigures], lines: int | None) -> Table | Tex
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("role", "worker", *(["model"] if several else []), "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("running", "waiting", "handoffs"):
+    for name in ("running", "waiting", "handoffs", "prompt/s", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("KV blocks held, cached (▒), free", no_wrap=True)
+    table.add_column("KV blocks held, cached ▒, free", no_wrap=True)
     ordered = sorted(workers, key=_place)
     for role, group in groupby(ordered[:room], key=lambda one: one.role):
         for index, one in enumerate(group):
             model = [one.model] if several else []
             state = Text(one.state, _STATES.get(one.state, "bold red"))
             numbers = (str(one.running), str(one.waiting), str(one.open_handoffs))
-            table.add_row("" if index else role, one.address, *model, state, *numbers, bar(one))
+            rate = rates.get(one.address)
+            done = (count_text(rate.prompt), count_text(rate.generated)) if rate else ("-", "-")
+            table.add_row("" if index else role, one.address, *model, state, *numbers, *done, bar(one))
     if room < len(ordered):
         table.add_row("", f"… {len(ordered) - room} more")
     return table
