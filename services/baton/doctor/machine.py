@@ -132,7 +132,7 @@ class Machine:
 
 
 def size_text(size: float) -> str:
-    """Bytes in words: ``"64 MiB"``."""
+    """A number of bytes in words: ``"64 MiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             break
