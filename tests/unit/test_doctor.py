@@ -353,6 +353,7 @@ class TestLimits:
 def gpus(root: Path, driver: str, build: Mapping[str, object] | None, ipc: str = "") -> PretendMachine:
     """A machine with two GPUs, a driver, and a torch."""
     files = {f"/sys/bus/pci/devices/{each}/{name}": text for each in (0, 1) for name, text in GPU.items()}
+    files |= {f"/dev/nvidia{each}": "" for each in (0, 1)}
     rows = "".join(f"{driver}, NVIDIA H100 80GB HBM3, 81559 MiB\n" for _ in range(2))
     probes: dict[str, Mapping[str, object]] = {"cuda_ipc": {"why": ipc}}
     if build is not None:
@@ -388,6 +389,12 @@ class TestGpus:
 
     def test_no_driver(self, tmp_path: Path) -> None:
         files = {f"/sys/bus/pci/devices/0/{name}": text for name, text in GPU.items()}
+        # A container without a GPU, on a node that has one.
+        found = by_name(gpu.check(PretendMachine(tmp_path, files), wanted()))["GPUs"]
+        assert found.verdict is Verdict.NOTE
+        assert "none is given to this machine or container" in found.says
+        assert "--gpus all" in found.do
+        files["/dev/nvidia0"] = ""
         told = lacking(gpu.check(PretendMachine(tmp_path, files), wanted()))["GPUs"]
         assert told.startswith(
             "1 on the bus, but no driver answers: there is no nvidia-smi → install NVIDIA's"
@@ -395,6 +402,12 @@ class TestGpus:
         failing = {"nvidia-smi": Ran(9, "", "Failed to initialize NVML\n")}
         told = lacking(gpu.check(PretendMachine(tmp_path, files, commands=failing), wanted()))["GPUs"]
         assert "Failed to initialize NVML" in told
+
+    def test_a_driver_without_its_tool(self, tmp_path: Path) -> None:
+        text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
+        files = {"/dev/nvidia0": "", "/proc/driver/nvidia/version": text}
+        machine = PretendMachine(tmp_path, files, probes={"torch_build": CUDA_BUILD})
+        assert "driver 570.86.15 is too old" in lacking(gpu.check(machine, wanted()))["CUDA"]
 
     def test_none_is_needed_unless_asked_for(self, tmp_path: Path) -> None:
         machine = PretendMachine(tmp_path)

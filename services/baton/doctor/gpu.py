@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,8 +14,11 @@ _DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver that programs of a major version of CUDA run with, as NVIDIA's minor version
 compatibility has it."""
 _QUERY = ("nvidia-smi", "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader")
+_KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.[\d.]+)")
 _VENDOR, _CLASSES = "0x10de", ("0x0300", "0x0302")
 """NVIDIA's number on the PCI bus, and the first digits of the classes of its GPUs."""
+_NODES = ("nvidia[0-9]*", "dxg")
+"""What gives a process a GPU in /dev: NVIDIA's driver of Linux, and that of WSL."""
 _DRIVER_DO = (
     "install NVIDIA's driver on the node; in a container ask for the device: --gpus all of docker run, "
     "gpu.enabled in the chart"
@@ -34,12 +38,8 @@ class _Driver:
 
 
 def count(machine: Machine) -> int:
-    """The GPUs on the PCI bus, whether a driver serves them or not."""
-    return sum(
-        machine.read(f"{device}/vendor").strip() == _VENDOR
-        and machine.read(f"{device}/class").startswith(_CLASSES)
-        for device in _pci(machine)
-    )
+    """The GPUs that this machine, or container, is given: a container sees all of its node on the bus."""
+    return sum(1 for pattern in _NODES for _ in machine.path("/dev").glob(pattern))
 
 
 def is_wanted(machine: Machine, wanted: Wanted) -> bool:
@@ -48,31 +48,47 @@ def is_wanted(machine: Machine, wanted: Wanted) -> bool:
     return device.startswith("cuda") or (device == "auto" and count(machine) > 0)
 
 
+def _on_the_bus(machine: Machine) -> int:
+    """The GPUs on the PCI bus, whether a driver serves them or not."""
+    devices = [f"/{one.relative_to(machine.root)}" for one in machine.path("/sys/bus/pci/devices").glob("*")]
+    return sum(
+        machine.read(f"{device}/vendor").strip() == _VENDOR
+        and machine.read(f"{device}/class").startswith(_CLASSES)
+        for device in devices
+    )
+
+
 def check(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     """The driver and its devices, the build of torch, and CUDA IPC."""
     if not is_wanted(machine, wanted):
-        here = count(machine)
-        says = f"{here}, not to be used (--device {wanted.worker.device})" if here else "none: CPUs compute"
-        yield note("GPUs", says)
+        yield _not_wanted(machine, wanted.worker.device)
         return
     driver, failure = _driver(machine)
     if driver is None:
-        says = f"{count(machine)} on the bus, but no driver answers: {failure}"
-        yield lack("GPUs", says if count(machine) else f"none: {failure}", _DRIVER_DO)
+        bus = _on_the_bus(machine)
+        yield lack("GPUs", f"{bus} on the bus, but no driver answers: {failure}", _DRIVER_DO)
         return
     yield ok("GPUs", "; ".join(driver.devices))
     yield from _torch(machine, driver)
 
 
-def _pci(machine: Machine) -> Iterator[str]:
-    for device in sorted(machine.path("/sys/bus/pci/devices").glob("*")):
-        yield f"/{device.relative_to(machine.root)}"
+def _not_wanted(machine: Machine, device: str) -> Finding:
+    if count(machine):
+        return note("GPUs", f"{count(machine)}, not to be used (--device {device})")
+    if bus := _on_the_bus(machine):
+        says = f"{bus} on the bus, of which none is given to this machine or container: CPUs compute"
+        return note("GPUs", says, _DRIVER_DO)
+    return note("GPUs", "none: CPUs compute")
 
 
 def _driver(machine: Machine) -> tuple[_Driver | None, str]:
-    """The driver that nvidia-smi tells of; or None, and why."""
+    """The driver that nvidia-smi tells of, or the kernel where a container has no nvidia-smi; or None, and
+    why."""
     if machine.which(_QUERY[0]) is None:
-        return None, "there is no nvidia-smi"
+        version = _KERNEL_MODULE.search(machine.read("/proc/driver/nvidia/version"))
+        if version is None or not count(machine):
+            return None, "there is no nvidia-smi"
+        return _Driver(version[1], (f"{count(machine)}, without nvidia-smi to name them",)), ""
     ran = machine.run(_QUERY)
     rows = [[cell.strip() for cell in line.split(",")] for line in ran.out.splitlines() if line.strip()]
     if ran.status != 0 or not rows or any(len(row) != 3 for row in rows):

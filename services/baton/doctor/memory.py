@@ -65,8 +65,8 @@ def _weights(wanted: Wanted) -> int:
 
 def _shared(machine: Machine, wanted: Wanted) -> Finding:
     space = machine.space("/dev/shm")
-    several = machine.version("ucxx-cu13") is not None and wanted.worker.connector in ("auto", "ucx")
-    ucx = _workers(wanted) * _DRIVERS * SHARED_BYTES if several else 0
+    has_ucx = machine.version("ucxx-cu13") is not None and wanted.worker.connector in ("auto", "ucx")
+    ucx = _workers(wanted) * _DRIVERS * SHARED_BYTES if has_ucx else 0
     one = ucx // max(1, _workers(wanted))
     do = (
         f"give it {size_text(max(NCCL_BYTES, ucx))}: shm.sizeLimit in the chart, --shm-size of docker run, "
