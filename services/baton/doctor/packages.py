@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from packaging.requirements import Requirement
 
 from baton.doctor import gpu
-from baton.doctor.finding import Finding, lack, missing, note, ok
+from baton.doctor.finding import Finding, missing, note, ok
 from baton.doctor.machine import Machine
 from baton.doctor.wanted import Wanted
 
@@ -27,6 +27,8 @@ def check(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         return
     for extra, needed in _extras(machine, wanted).items():
         of_extra = [one for one in requirements if _belongs(one, extra)]
+        if not needed and all(machine.version(one.name) is None for one in of_extra):
+            continue  # nobody misses it
         yield _installed(machine, extra, of_extra, needed=needed)
 
 
@@ -56,9 +58,9 @@ def _installed(machine: Machine, extra: str, wanted: Sequence[Requirement], *, n
         for one in wanted
         if (version := found[one.name]) is not None and not one.specifier.contains(version, prereleases=True)
     ]
-    do = f"pip install 'baton[{extra}]'" if extra else "pip install baton, with constraints.txt"
+    do = f"pip install '{name}' -c constraints.txt"
     if unfit:
-        return lack(name, f"unfit: {', '.join(unfit)}", f"{do} -c constraints.txt, or without the extra")
+        return missing(name, f"unfit: {', '.join(unfit)}", do, needed=needed)
     if absent:
         return missing(name, f"not installed: {', '.join(absent)}", do, needed=needed)
     shown = [f"{package} {found[package]}" for package in _SHOWN if found.get(package)]
