@@ -43,11 +43,11 @@ def point(rate: float) -> PointFigures:
     return PointFigures(rate, 10 * rate, 92.4, 1410.0, 11.25, None)
 
 
-def shown(ring: RingFigures, *, lines: int | None = None, failure: str = "") -> list[str]:
+def shown(ring: RingFigures, *, columns: int = 120, lines: int | None = None, failure: str = "") -> list[str]:
     rates = {"d:1": WorkerRates(0, 812.4), "p:1": WorkerRates(7512, 9.5)}
-    console = Console(width=120, file=io.StringIO(), highlight=False)
+    console = Console(width=columns, file=io.StringIO(), highlight=False)
     with console.capture() as told:
-        console.print(frame(ring, "http://here", rates, lines=lines, failure=failure))
+        console.print(frame(ring, "http://here", rates, columns=columns, lines=lines, failure=failure))
     return [line.rstrip() for line in told.get().splitlines()]
 
 
@@ -71,8 +71,7 @@ RING = RingFigures(
 
 
 def test_a_frame() -> None:
-    bar = "█" * 4 + "▒" * 4 + "░" * 8 + "  25 % of 100"
-    head = "running  waiting  handoffs  prompt/s  tokens/s  KV blocks held, cached ▒, free"
+    bar = "█" * 2 + "▒" * 2 + "░" * 4 + "  25 %"
     assert shown(RING) == [
         "baton top  http://here",
         "requests  12 in flight, 4 waiting, 1.2k answered (queue: acme 3, other 1)",
@@ -80,13 +79,13 @@ def test_a_frame() -> None:
         "          8k of prompts         ▁▅█                             45k in all",
         "latency   TTFT p50 92.4 ms, p99 1.41 s    ITL p50 11.2 ms, p99 -",
         "",
-        f"role     worker  state      {head}",
-        "prefill  p:1     ready            3        2         1      7.5k       9.5  -",
-        f"decode   d:1     ready            3        2         1         0       812  {bar}",
-        f"         d:2     draining         3        2         1         -         -  {bar}",
-        f"         d:3     ejected          3        2         1         -         -  {bar}",
-        f"         d:4     refused          3        2         1         -         -  {bar}",
-        f"unknown  x:1     not ready        3        2         1         -         -  {bar}",
+        "role     worker  state      run  wait  handoffs  prompt/s  tokens/s  KV held",
+        "prefill  p:1     ready        3     2         1      7.5k       9.5  -",
+        f"decode   d:1     ready        3     2         1         0       812  {bar}",
+        f"         d:2     draining     3     2         1         -         -  {bar}",
+        f"         d:3     ejected      3     2         1         -         -  {bar}",
+        f"         d:4     refused      3     2         1         -         -  {bar}",
+        f"unknown  x:1     not ready    3     2         1         -         -  {bar}",
     ]
     assert HEAD_LINES == 7
 
@@ -115,6 +114,15 @@ def test_no_more_lines_than_there_is_room_for() -> None:
     assert len(lines) == 24
     assert lines[-1].strip() == "… 84 more"
     assert len(shown(RING, lines=2)) == HEAD_LINES + 2
+
+
+def test_a_common_terminal_shows_a_cluster_whole() -> None:
+    far = [worker("10.244.113.107:9000", ready=False), worker("10.244.113.108:9000", "prefill")]
+    queue = [TenantFigures(f"tenant-{number}", 1) for number in range(9)]
+    lines = shown(RingFigures(workers=far, tenants=queue, points=RING.points), columns=80, lines=24)
+    assert len(lines) == HEAD_LINES + 2, "no line is broken"
+    assert lines[-1].endswith(" 25 %")
+    assert not any("…" in line for line in lines[HEAD_LINES - 1 :])
 
 
 def test_models_are_told_apart_where_there_are_several() -> None:

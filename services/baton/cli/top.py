@@ -47,14 +47,14 @@ def top(
 
     from rich.console import Console
 
-    from baton.cli.plain_output import show
+    from baton.cli.plain_output import WIDTH, show
 
     console = Console(highlight=False)
     looks = _Looks(router, api_key)
     if once or not console.is_terminal or not sys.stdin.isatty():
         time.sleep(interval)
         looks.again()
-        show(looks.frame(), console)
+        show(looks.frame(console.width if console.is_terminal else WIDTH), console)
     else:
         _watch(looks, interval, console)
 
@@ -74,11 +74,11 @@ class _Looks:
         self._rates = rates_between(self._figures, figures, now - self._at)
         self._figures, self._at = figures, now
 
-    def frame(self, lines: int | None = None, failure: str = "") -> Group:
+    def frame(self, columns: int, lines: int | None = None, failure: str = "") -> Group:
         """What was seen last. ``failure``: why it is no longer new."""
         from baton.cli.top_frame import frame
 
-        return frame(self._figures, self._router, self._rates, lines=lines, failure=failure)
+        return frame(self._figures, self._router, self._rates, columns=columns, lines=lines, failure=failure)
 
 
 def _watch(looks: _Looks, interval_s: float, console: Console) -> None:
@@ -88,7 +88,8 @@ def _watch(looks: _Looks, interval_s: float, console: Console) -> None:
     failure = ""
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(looks.frame(console.size.height, failure), refresh=True)
+            columns, lines = console.size
+            live.update(looks.frame(columns, lines, failure), refresh=True)
             if _leaves_within(interval_s):
                 return
             try:

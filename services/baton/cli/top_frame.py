@@ -14,12 +14,14 @@ from baton.cli.ring_figures import PointFigures, RingFigures, WorkerFigures, Wor
 
 HEAD_LINES = 7
 """The lines of a frame above its workers, the heading of the workers included."""
-_BAR, _SPARKS = 16, 30
+_BAR, _SPARKS = 8, 30
 """The characters of a bar, and of a curve."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ROLES = ("prefill", "decode", "both")
 _STATES = {"ready": "green", "draining": "yellow", "ejected": "yellow"}
 _MOST_TENANTS = 5
+_WIDE = 100
+"""The columns from which there is room for all figures of a worker."""
 
 
 def frame(
@@ -27,15 +29,16 @@ def frame(
     title: str,
     rates: Mapping[str, WorkerRates] = MappingProxyType({}),
     *,
+    columns: int = 110,
     lines: int | None = None,
     failure: str = "",
 ) -> Group:
-    """The ring in at most ``lines`` lines (None: as many as it takes). ``rates``: of workers, by address.
-    ``failure``: why these figures are no longer new."""
-    head = Text.assemble(("baton top", "bold"), f"  {title}")
+    """The ring in so many columns, 80 at least, and at most ``lines`` lines (None: as many as it takes).
+    ``rates``: of workers, by address. ``failure``: why these figures are no longer new."""
+    head = Text.assemble(("baton top", "bold"), f"  {title}", no_wrap=True, overflow="ellipsis")
     if failure:
         head.append(f"  {failure}", "bold red")
-    return Group(head, *_figures(ring), Text(), _workers(ring.workers, rates, lines))
+    return Group(head, *_figures(ring), Text(), _workers(ring.workers, rates, columns, lines))
 
 
 def _figures(ring: RingFigures) -> Iterator[Text]:
@@ -52,7 +55,8 @@ def _figures(ring: RingFigures) -> Iterator[Text]:
 
 
 def _line(name: str, says: str, drawn: str = "", total: str = "") -> Text:
-    line = Text.assemble((f"{name:<10}", "bold"), says if not drawn else f"{says:<20}")
+    says = f"{says:<20}" if drawn else says
+    line = Text.assemble((f"{name:<10}", "bold"), says, no_wrap=True, overflow="ellipsis")
     if drawn:
         line.append(f"  {drawn:<{_SPARKS}}", "cyan")
         line.append(f"  {total} in all")
@@ -112,34 +116,40 @@ def bar(worker: WorkerFigures) -> Text:
     used = round(_BAR * (worker.blocks_held + worker.blocks_cached) / worker.blocks)
     share = f"{100 * worker.blocks_held / worker.blocks:3.0f} %"
     drawn = Text.assemble(("█" * held, "cyan"), ("▒" * (used - held), "blue"), ("░" * (_BAR - used), "dim"))
-    return drawn.append(f" {share} of {worker.blocks}")
+    return drawn.append(f" {share}")
 
 
 def _workers(
-    workers: Sequence[WorkerFigures], rates: Mapping[str, WorkerRates], lines: int | None
+    workers: Sequence[WorkerFigures], rates: Mapping[str, WorkerRates], columns: int, lines: int | None
 ) -> Table | Text:
     if not workers:
         return Text("no workers: the router waits for them", "yellow")
     room = len(workers) if lines is None else max(1, lines - HEAD_LINES - 1)
     several = len({one.model for one in workers}) > 1
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    wide = columns >= _WIDE
+    table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), header_style="bold")
     for name in ("role", "worker", *(["model"] if several else []), "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("running", "waiting", "handoffs", "prompt/s", "tokens/s"):
+    for name in ("run", "wait", "handoffs", *(["prompt/s"] if wide else []), "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("KV blocks held, cached ▒, free", no_wrap=True)
+    table.add_column("KV held", no_wrap=True)
     ordered = sorted(workers, key=_place)
     for role, group in groupby(ordered[:room], key=lambda one: one.role):
         for index, one in enumerate(group):
             model = [one.model] if several else []
             state = Text(one.state, _STATES.get(one.state, "bold red"))
-            numbers = (str(one.running), str(one.waiting), str(one.open_handoffs))
-            rate = rates.get(one.address)
-            done = (count_text(rate.prompt), count_text(rate.generated)) if rate else ("-", "-")
-            table.add_row("" if index else role, one.address, *model, state, *numbers, *done, bar(one))
+            counts = (str(one.running), str(one.waiting), str(one.open_handoffs))
+            done = _done(rates.get(one.address), wide)
+            table.add_row("" if index else role, one.address, *model, state, *counts, *done, bar(one))
     if room < len(ordered):
         table.add_row("", f"… {len(ordered) - room} more")
     return table
+
+
+def _done(rate: WorkerRates | None, wide: bool) -> list[str]:
+    if rate is None:
+        return ["-", "-"] if wide else ["-"]
+    return [*([count_text(rate.prompt)] if wide else []), count_text(rate.generated)]
 
 
 def _place(worker: WorkerFigures) -> tuple[int, str, str]:
