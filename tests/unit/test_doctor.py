@@ -31,7 +31,7 @@ from baton.doctor import (
     packages,
     transports,
 )
-from baton.doctor.finding import Finding, Verdict, lack
+from baton.doctor.finding import Finding, Judgement, lack
 from baton.doctor.machine import Machine, ProbeError, Ran, Space, size_text
 from baton.doctor.wanted import PARTS, Wanted
 from baton.process.options import ConfigError
@@ -109,7 +109,7 @@ def by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
 
 def lacking(findings: Iterator[Finding]) -> dict[str, str]:
     """What lacks, with what is said of it and what to do."""
-    return {one.name: f"{one.says} → {one.do}" for one in findings if one.verdict is Verdict.LACK}
+    return {one.name: f"{one.says} → {one.do}" for one in findings if one.verdict is Judgement.LACK}
 
 
 def doctor(
@@ -214,7 +214,7 @@ class TestCompiler:
     def test_one_that_can(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path / "new"))
         found = by_name(cpu.check(Machine(), wanted(device="cpu")))["compiler"]
-        assert found.verdict is Verdict.OK
+        assert found.verdict is Judgement.OK
         assert "builds the CPU kernels" in found.says
         (tmp_path / "file").touch()
         monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path / "file" / "new"))
@@ -236,13 +236,13 @@ class TestProcessor:
     @pytest.mark.parametrize(
         ("flags", "verdict", "says"),
         [
-            ("sse4_2 avx2 avx512f avx512_bf16", Verdict.OK, "16 floats at a time, bfloat16 in pairs"),
-            ("avx2 avx512f", Verdict.OK, "16 floats at a time, bfloat16 as floats"),
-            ("avx2", Verdict.OK, "8 floats at a time"),
-            ("sse4_2", Verdict.NOTE, "several times slower"),
+            ("sse4_2 avx2 avx512f avx512_bf16", Judgement.OK, "16 floats at a time, bfloat16 in pairs"),
+            ("avx2 avx512f", Judgement.OK, "16 floats at a time, bfloat16 as floats"),
+            ("avx2", Judgement.OK, "8 floats at a time"),
+            ("sse4_2", Judgement.NOTE, "several times slower"),
         ],
     )
-    def test_features(self, tmp_path: Path, flags: str, verdict: Verdict, says: str) -> None:
+    def test_features(self, tmp_path: Path, flags: str, verdict: Judgement, says: str) -> None:
         info = f"vendor_id\t: AuthenticAMD\nmodel name\t: X\nflags\t\t: {flags}\n"
         found = by_name(cpu.check(PretendMachine(tmp_path, {"/proc/cpuinfo": info}), wanted(device="cpu")))
         assert found["CPU features"].verdict is verdict
@@ -263,7 +263,7 @@ class TestProcessor:
         machine = PretendMachine(tmp_path, files, cores=16)
         assert cgroup.cpu_quota(machine) == 1.5
         found = by_name(cpu.check(machine, wanted(device="cpu")))["cores"]
-        assert found.verdict is Verdict.NOTE
+        assert found.verdict is Judgement.NOTE
         assert "16 to be seen, but time for 1.5" in found.says
         assert "--threads" in found.do
 
@@ -271,7 +271,7 @@ class TestProcessor:
         nodes = {f"/sys/devices/system/node/node{each}/cpulist": f"{each}\n" for each in (0, 1)}
         moving = {**nodes, "/proc/sys/kernel/numa_balancing": "1\n"}
         found = by_name(cpu.check(PretendMachine(tmp_path, moving), wanted(device="cpu")))["NUMA"]
-        assert found.verdict is Verdict.NOTE
+        assert found.verdict is Judgement.NOTE
         assert "kernel.numa_balancing=0" in found.do
 
 
@@ -318,13 +318,13 @@ class TestMemory:
     @pytest.mark.parametrize(
         ("role", "free", "connector", "verdict"),
         [
-            ("worker", 64 << 20, "auto", Verdict.LACK),
-            ("worker", 66 << 20, "auto", Verdict.OK),
-            ("ring", 66 << 20, "ucx", Verdict.NOTE),
-            ("worker", 64 << 10, "tcp", Verdict.OK),
+            ("worker", 64 << 20, "auto", Judgement.LACK),
+            ("worker", 66 << 20, "auto", Judgement.OK),
+            ("ring", 66 << 20, "ucx", Judgement.NOTE),
+            ("worker", 64 << 10, "tcp", Judgement.OK),
         ],
     )
-    def test_dev_shm(self, tmp_path: Path, role: str, free: int, connector: str, verdict: Verdict) -> None:
+    def test_dev_shm(self, tmp_path: Path, role: str, free: int, connector: str, verdict: Judgement) -> None:
         versions = {"ucxx-cu13": "0.52.0"}
         files = {"/proc/meminfo": MEMINFO}
         machine = PretendMachine(tmp_path, files, versions=versions, space=Space(free, free))
@@ -335,9 +335,9 @@ class TestMemory:
 
 class TestLimits:
     @pytest.mark.parametrize(
-        ("hard", "verdict"), [(1023, Verdict.LACK), (1024, Verdict.NOTE), (65536, Verdict.OK)]
+        ("hard", "verdict"), [(1023, Judgement.LACK), (1024, Judgement.NOTE), (65536, Judgement.OK)]
     )
-    def test_files_of_a_router(self, tmp_path: Path, hard: int, verdict: Verdict) -> None:
+    def test_files_of_a_router(self, tmp_path: Path, hard: int, verdict: Judgement) -> None:
         found = by_name(limits.check(PretendMachine(tmp_path, hard=hard), wanted("router")))
         assert found["open files"].verdict is verdict
 
@@ -367,7 +367,7 @@ CUDA_BUILD = {"version": "2.13.0+cu130", "cuda": "13.0", "devices": 2, "error": 
 class TestGpus:
     def test_all_is_well(self, tmp_path: Path) -> None:
         found = by_name(gpu.check(gpus(tmp_path, "580.95.05", CUDA_BUILD), wanted()))
-        assert {one.verdict for one in found.values()} == {Verdict.OK}
+        assert {one.verdict for one in found.values()} == {Judgement.OK}
         assert set(found) == {"GPUs", "CUDA", "CUDA IPC"}
 
     def test_a_driver_that_is_too_old(self, tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ class TestGpus:
         files = {f"/sys/bus/pci/devices/0/{name}": text for name, text in GPU.items()}
         # A container without a GPU, on a node that has one.
         found = by_name(gpu.check(PretendMachine(tmp_path, files), wanted()))["GPUs"]
-        assert found.verdict is Verdict.NOTE
+        assert found.verdict is Judgement.NOTE
         assert "none is given to this machine or container" in found.says
         assert "--gpus all" in found.do
         files["/dev/nvidia0"] = ""
@@ -417,7 +417,7 @@ class TestGpus:
 
     def test_memory_that_other_processes_cannot_read(self, tmp_path: Path) -> None:
         found = by_name(gpu.check(gpus(tmp_path, "580.95", CUDA_BUILD, "no handle"), wanted()))["CUDA IPC"]
-        assert found.verdict is Verdict.NOTE
+        assert found.verdict is Judgement.NOTE
         assert "expandable_segments" in found.do
 
 
@@ -425,24 +425,24 @@ class TestTransports:
     @pytest.mark.parametrize(
         ("tls", "verdict", "says"),
         [
-            ("no-such-transport", Verdict.LACK, "(UCX_TLS=no-such-transport)"),
-            ("self", Verdict.LACK, "no transport to another process"),
-            ("sm,self", Verdict.NOTE, "reach this node alone"),
-            ("tcp,self", Verdict.OK, "starts with tcp"),
+            ("no-such-transport", Judgement.LACK, "(UCX_TLS=no-such-transport)"),
+            ("self", Judgement.LACK, "no transport to another process"),
+            ("sm,self", Judgement.NOTE, "reach this node alone"),
+            ("tcp,self", Judgement.OK, "starts with tcp"),
         ],
     )
     def test_ucx_of_this_machine(
-        self, monkeypatch: pytest.MonkeyPatch, tls: str, verdict: Verdict, says: str
+        self, monkeypatch: pytest.MonkeyPatch, tls: str, verdict: Judgement, says: str
     ) -> None:
         pytest.importorskip("ucxx")
         monkeypatch.setenv("UCX_TLS", tls)
         found = by_name(transports.check(Machine(), wanted(connector="ucx")))["ucx"]
         assert found.verdict is verdict
         assert says in found.says
-        assert verdict is Verdict.OK or "UCX_TLS" in found.do
+        assert verdict is Judgement.OK or "UCX_TLS" in found.do
 
-    @pytest.mark.parametrize(("connector", "verdict"), [("auto", Verdict.NOTE), ("ucx", Verdict.LACK)])
-    def test_a_package_that_is_not_there(self, tmp_path: Path, connector: str, verdict: Verdict) -> None:
+    @pytest.mark.parametrize(("connector", "verdict"), [("auto", Judgement.NOTE), ("ucx", Judgement.LACK)])
+    def test_a_package_that_is_not_there(self, tmp_path: Path, connector: str, verdict: Judgement) -> None:
         absent = {"connector ucx": {"missing": "needs ucxx", "installed": False}}
         found = by_name(
             transports.check(PretendMachine(tmp_path, probes=absent), wanted(connector=connector))
@@ -527,8 +527,8 @@ class TestNetwork:
         with answering(200) as url:
             found = by_name(network.check(Machine(), Wanted(role="worker", router=url)))
         assert {name: one.verdict for name, one in found.items()} == {
-            "router": Verdict.OK,
-            "clock of the router": Verdict.OK,
+            "router": Judgement.OK,
+            "clock of the router": Judgement.OK,
         }
 
     def test_a_router_whose_clock_is_behind(self) -> None:
@@ -555,8 +555,8 @@ class TestNetwork:
         finally:
             server.kill()
         assert {name: one.verdict for name, one in found.items()} == {
-            "Redis": Verdict.OK,
-            "clock of Redis": Verdict.OK,
+            "Redis": Judgement.OK,
+            "clock of Redis": Judgement.OK,
         }
 
 
@@ -575,9 +575,9 @@ class TestHub:
         assert not lacking(hub.check(Machine(), wanted()))  # the demo model is here
 
     @pytest.mark.parametrize(
-        ("status", "verdict"), [(200, Verdict.OK), (403, Verdict.OK), (503, Verdict.LACK)]
+        ("status", "verdict"), [(200, Judgement.OK), (403, Judgement.OK), (503, Judgement.LACK)]
     )
-    def test_an_answer(self, monkeypatch: pytest.MonkeyPatch, status: int, verdict: Verdict) -> None:
+    def test_an_answer(self, monkeypatch: pytest.MonkeyPatch, status: int, verdict: Judgement) -> None:
         with answering(status) as url:
             monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
             found = by_name(hub.check(Machine(), wanted(model="nobody/nothing")))
@@ -628,8 +628,10 @@ class TestPackages:
             assert "pip install" in told[name]
 
 
-@pytest.mark.parametrize(("state", "verdict"), [(0, Verdict.OK), (5, Verdict.NOTE), (None, Verdict.NOTE)])
-def test_the_clock(tmp_path: Path, state: int | None, verdict: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("state", "verdict"), [(0, Judgement.OK), (5, Judgement.NOTE), (None, Judgement.NOTE)]
+)
+def test_the_clock(tmp_path: Path, state: int | None, verdict: Judgement) -> None:
     (found,) = clock.check(PretendMachine(tmp_path, clock_state=state), wanted())
     assert found.verdict is verdict
 
@@ -641,7 +643,7 @@ class TestReport:
 
         areas = {"odd": examination.Area(broken)}
         found = examination.examine(PretendMachine(tmp_path), wanted(), areas)
-        assert found.count(Verdict.LACK) == 1
+        assert found.count(Judgement.LACK) == 1
         assert "no such field" in found.findings["odd"][0].says
 
     def test_a_lack_says_what_to_do(self) -> None:

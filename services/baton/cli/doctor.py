@@ -9,7 +9,7 @@ import typer
 from baton.cli.derived import Given, OptionsOf, takes
 from baton.core.role import ROLES
 from baton.doctor.examination import Examination, examine
-from baton.doctor.finding import Verdict
+from baton.doctor.finding import Judgement
 from baton.doctor.machine import Machine
 from baton.doctor.wanted import Wanted
 from baton.worker.config import WorkerConfig
@@ -17,7 +17,7 @@ from baton.worker.config import WorkerConfig
 if TYPE_CHECKING:
     from rich.table import Table
 
-_COLOURS = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.LACK: "bold red"}
+_COLOURS = {Judgement.OK: "green", Judgement.NOTE: "yellow", Judgement.LACK: "bold red"}
 
 
 @takes(
@@ -48,7 +48,7 @@ def run_doctor(wanted: Wanted, *, as_json: bool) -> int:
         print(orjson.dumps(found.document(), option=orjson.OPT_INDENT_2).decode())
     else:
         show(found)
-    return 1 if found.count(Verdict.LACK) else 0
+    return 1 if found.count(Judgement.LACK) else 0
 
 
 def show(found: Examination) -> None:
@@ -58,7 +58,7 @@ def show(found: Examination) -> None:
     from baton.cli.plain_output import show as show_plainly
 
     show_plainly(_table(found), Console(highlight=False))
-    lacks, notes = found.count(Verdict.LACK), found.count(Verdict.NOTE)
+    lacks, notes = found.count(Judgement.LACK), found.count(Judgement.NOTE)
     print(f"\nfor {found.wanted.role}: {lacks} lacking, {notes} to note")
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import baton
 from baton.doctor import clock, cpu, gpu, hub, limits, memory, network, packages, transports
-from baton.doctor.finding import Finding, Verdict, lack
+from baton.doctor.finding import Finding, Judgement, lack
 from baton.doctor.machine import Machine
 from baton.doctor.wanted import Wanted
 
@@ -50,7 +50,7 @@ class Examination:
     wanted: Wanted
     findings: Mapping[str, tuple[Finding, ...]]
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: Judgement) -> int:
         return sum(one.verdict is verdict for found in self.findings.values() for one in found)
 
     def document(self) -> dict[str, object]:
@@ -60,8 +60,8 @@ class Examination:
             "version": VERSION,
             "baton": baton.__version__,
             "role": self.wanted.role,
-            "lacks": self.count(Verdict.LACK),
-            "notes": self.count(Verdict.NOTE),
+            "lacks": self.count(Judgement.LACK),
+            "notes": self.count(Judgement.NOTE),
             "findings": [
                 {"area": area, **asdict(one)} for area, found in self.findings.items() for one in found
             ],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class Judgement(StrEnum):
     """How a finding is to be taken."""
 
     OK = "ok"
@@ -21,25 +21,25 @@ class Finding:
     """What was found of one thing. A lack always says what to do."""
 
     name: str
-    verdict: Verdict
+    verdict: Judgement
     says: str
     do: str = ""
 
     def __post_init__(self) -> None:
-        if self.verdict is Verdict.LACK and not self.do:
+        if self.verdict is Judgement.LACK and not self.do:
             raise ValueError(f"the lack {self.name!r} does not say what to do")
 
 
 def ok(name: str, says: str) -> Finding:
-    return Finding(name, Verdict.OK, says)
+    return Finding(name, Judgement.OK, says)
 
 
 def note(name: str, says: str, do: str = "") -> Finding:
-    return Finding(name, Verdict.NOTE, says, do)
+    return Finding(name, Judgement.NOTE, says, do)
 
 
 def lack(name: str, says: str, do: str) -> Finding:
-    return Finding(name, Verdict.LACK, says, do)
+    return Finding(name, Judgement.LACK, says, do)
 
 
 def missing(name: str, says: str, do: str, *, needed: bool) -> Finding:
