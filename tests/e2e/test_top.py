@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -71,7 +72,7 @@ def test_frames_until_somebody_leaves(ring: Ring, key: bytes, status: int, tmp_p
         stderr=its,
         env=environment,
         start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # the session's own terminal
+        preexec_fn=as_on_a_terminal,
     )
     try:
         seen = read_until(ours, b"decode", 3)
@@ -86,6 +87,13 @@ def test_frames_until_somebody_leaves(ring: Ring, key: bytes, status: int, tmp_p
         process.wait()
         os.close(ours)
         os.close(its)
+
+
+def as_on_a_terminal() -> None:
+    """Make standard input the terminal of the session, as a login does. Tests that run in a shell's background
+    ignore SIGINT, and so would what they start."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def read_until(terminal: int, what: bytes, times: int) -> bytes:
