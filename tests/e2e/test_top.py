@@ -90,8 +90,8 @@ def test_frames_until_somebody_leaves(ring: Ring, key: bytes, status: int, tmp_p
 
 
 def as_on_a_terminal() -> None:
-    """Make standard input the terminal of the session, as a login does. Tests that run in a shell's background
-    ignore SIGINT, and so would what they start."""
+    """Make standard input the terminal of the session, as a login does. Tests that run in the background of a
+    shell ignore SIGINT, and so would what they start."""
     os.close(os.open(os.ttyname(0), os.O_RDWR))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
