@@ -38,7 +38,7 @@ def resolve_model(
         return path
     if path.exists():
         raise ModelError(f"{name}: is a file; a model is a directory with config.json and *.safetensors")
-    if _looks_like_path(name):
+    if looks_like_path(name):
         raise ModelError(f"{name}: no such directory")
     return _download(name, revision, weights, fetch)
 
@@ -96,8 +96,9 @@ def _demo_model() -> Path:
     return path
 
 
-def _looks_like_path(name: str) -> bool:
-    """A hub id is a name or owner/name, without a leading dot, slash or tilde."""
+def looks_like_path(name: str) -> bool:
+    """Whether ``name`` can only be a folder's. A hub id is a name or owner/name, without a leading dot, slash
+    or tilde."""
     return not name or name[0] in "./~" or name.count("/") > 1 or "\\" in name
 
 

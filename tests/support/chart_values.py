@@ -19,6 +19,11 @@ def _roles(**values: Any) -> Values:
 VALUE_SETS: dict[str, Values] = {
     "defaults": {},
     "names": {"fullnameOverride": "ring", "commonLabels": {"team": "a"}, "commonAnnotations": {"owner": "a"}},
+    "devices of the doctor": {
+        **_roles(**_GPU, rdma={"enabled": True, "resource": "rdma/ib"}),
+        "test": {"doctor": {"devices": True, "resources": {"limits": {"memory": "1Gi"}}}},
+    },
+    "no doctor": {"test": {"doctor": {"enabled": False}}},
     "a long name": {"fullnameOverride": "a" * 80},
     "another chart name": {"nameOverride": "relay"},
     "pull secrets": {"imagePullSecrets": [{"name": "registry"}]},

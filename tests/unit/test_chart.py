@@ -409,6 +409,33 @@ class TestSecurity:
         assert worker["args"][worker["args"].index("--model") + 1] == place
         assert "HF_TOKEN" in {each["name"] for each in container(rendered("hub id"), "decode")["env"]}
 
+    def test_the_doctor_examines_what_workers_have(self) -> None:
+        def pods(values: Values) -> dict[str, Object]:
+            every = pods_of(render(values)).items()
+            return {name: one["spec"] for name, one in every if "-doctor-" in name}
+
+        gpu = {"gpu": {"enabled": True}, "rdma": {"enabled": True, "resource": "rdma/ib"}}
+        values = {"prefill": gpu, "decode": {"shm": {"sizeLimit": "2Gi"}}}
+        found = pods(values)
+        assert set(found) == {"test-baton-doctor-prefill", "test-baton-doctor-decode"}
+        for role in ("prefill", "decode"):
+            worker = deployment(render(values), role)["spec"]["template"]["spec"]
+            doctor = found[f"test-baton-doctor-{role}"]
+            for key in ("image", "volumeMounts"):
+                assert doctor["containers"][0][key] == worker["containers"][0][key]
+            assert doctor["volumes"] == worker["volumes"]
+            assert doctor.get("tolerations") == worker.get("tolerations")
+        [prefill] = found["test-baton-doctor-prefill"]["containers"]
+        assert prefill["args"][-4:] == ["--device", "cpu", "--router", "http://test-baton:80"]
+        assert not prefill["resources"]["limits"]
+        [prefill] = pods({**values, "test": {"doctor": {"devices": True}}})["test-baton-doctor-prefill"][
+            "containers"
+        ]
+        assert {"cuda", "--require-rdma"} <= set(prefill["args"])
+        assert prefill["resources"]["limits"] == {"nvidia.com/gpu": 1, "rdma/ib": 1}
+        assert not pods({"test": {"doctor": {"enabled": False}}})
+        assert not pods({"workers": {"simulated": {"enabled": True}}})
+
     def test_the_cluster_key_is_long_and_drawn_anew(self) -> None:
         keys = {
             of_kind(render(), "Secret")["test-baton-cluster-key"]["data"]["cluster-key"] for _ in range(2)

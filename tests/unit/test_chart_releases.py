@@ -188,7 +188,7 @@ class TestTrials:
         }
         install(helm, test=test)
         hooks = [each for each in yaml.safe_load_all(helm("get", "hooks", "baton")) if each]
-        [pod] = [each for each in hooks if each["kind"] == "Pod"]
+        [pod] = [each for each in hooks if each["metadata"]["name"] == "baton-test"]
         assert pod["spec"]["nodeSelector"] == test["nodeSelector"]
         assert pod["spec"]["tolerations"] == test["tolerations"]
         assert pod["spec"]["containers"][0]["resources"] == test["resources"]

@@ -38,7 +38,8 @@ LAYERS = (
     {"router.api.http.preparing"},
     {"router.api.http", "router.api.grpc", "router.preparation"},
     {"router"},
-    {"planner"},
+    {"planner", "doctor"},
+    {"doctor.probes"},
     {"cli"},
 )
 """All folders, from the bottom up. A folder imports folders of lower layers only, and itself."""
@@ -58,7 +59,8 @@ BELOW = {
 """Packages that every package above them may use. They know nothing of routers, workers and engines."""
 
 ALLOWED = {
-    "cli": {"router", "worker", "simulated", "bench", "models", "nodes", "planner"},
+    "cli": {"router", "worker", "simulated", "bench", "models", "nodes", "planner", "doctor"},
+    "doctor": {"router", "worker", "transport", "baton_kernels"},
     "planner": {"router", "handoff", "telemetry"},
     "router": {"handoff", "telemetry"},
     "simulated": {"worker", "engine", "models", "parallel", "transport", "telemetry", "baton_kernels"},
@@ -231,6 +233,7 @@ for package in {packages!r}:
         "telemetry",
         "cli",
         "planner",
+        "doctor",
         "worker.config",
         "worker.main",
         "simulated",

@@ -15,6 +15,7 @@ import os
 import platform
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("native.cpp")
@@ -32,22 +33,38 @@ class BuildError(Exception):
     """No library can be built. The message is one line for a person."""
 
 
-def library() -> Path:
-    """The library for this machine, built if it does not exist. BuildError if no compiler can build it."""
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The compiler and the flags of this machine's library, and the file that the library is kept in."""
+
+    compiler: str
+    flags: tuple[str, ...]
+    place: Path
+
+
+def planned() -> Build:
+    """How this machine's library is built, whether it exists or not. BuildError without a compiler, and for a
+    processor that the kernels are not written for."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise BuildError("no C++ compiler (g++, or another one named by CXX)")
     if platform.machine() not in _TUNE:
         raise BuildError(f"not written for {platform.machine()}")
     flags = (*_FLAGS, _TUNE[platform.machine()], *_slow_instructions())
-    place = _cache() / f"cpu-{_key(compiler, flags)}.so"
+    return Build(compiler, flags, _cache() / f"cpu-{_key(compiler, flags)}.so")
+
+
+def library() -> Path:
+    """The library for this machine, built if it does not exist. BuildError if no compiler can build it."""
+    build = planned()
+    place = build.place
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         # Several workers start at once; one worker builds.
         with place.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not place.exists():
-                _build(compiler, flags, place)
+                _build(build.compiler, build.flags, place)
     except OSError as error:
         raise BuildError(f"{place.parent} cannot be written: {error}") from error
     return place

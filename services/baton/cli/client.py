@@ -69,8 +69,17 @@ def ask(url: str, question: Question, api_key: str | None = None) -> Iterator[An
         connection.request("POST", base.path + path, orjson.dumps(_body(question, model)), headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise UserError(f"the ring refused: {_refusal(response.status, response.read())}")
+            raise RefusalError(response.status, response.read())
         yield from read_events(response)
+
+
+class RefusalError(UserError):
+    """A ring that refuses a request."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        self.status = status
+        self.reason = _refusal(status, body)
+        super().__init__(f"the ring refused: {self.reason}")
 
 
 @contextmanager
@@ -87,7 +96,8 @@ def _explaining(url: str) -> Iterator[None]:
 
 
 def get(url: str, path: str, api_key: str | None = None) -> bytes:
-    """The document at ``path``. Raises UserError when nothing answers, or the ring refuses."""
+    """The document at ``path``. Raises UserError when nothing answers, and RefusalError when the ring
+    refuses."""
     base = _split(url)
     with _explaining(url):
         connection = _connection(base, _CONNECT_SECONDS)
@@ -96,7 +106,7 @@ def get(url: str, path: str, api_key: str | None = None) -> bytes:
         response = connection.getresponse()
         body = response.read()
     if response.status != 200:
-        raise UserError(f"the ring refused: {_refusal(response.status, body)}")
+        raise RefusalError(response.status, body)
     return body
 
 
@@ -145,7 +155,7 @@ def _first_model(base: SplitResult, headers: Mapping[str, str]) -> str:
     response = connection.getresponse()
     body = response.read()
     if response.status != 200:
-        raise UserError(f"the ring refused: {_refusal(response.status, body)}")
+        raise RefusalError(response.status, body)
     try:
         return str(orjson.loads(body)["data"][0]["id"])
     except (orjson.JSONDecodeError, LookupError, TypeError):

@@ -18,9 +18,11 @@ from baton import __version__
 from baton.cli import arguments as arg
 from baton.cli.bench import bench
 from baton.cli.derived import Given, OptionsOf, takes
+from baton.cli.doctor import doctor
 from baton.cli.keys import keys
 from baton.cli.models import models
 from baton.cli.planner import planner
+from baton.cli.top import top
 from baton.core.role import ROLES, Role, role_named
 from baton.nodes.config import NodeConfig
 from baton.process.common_options import MODEL, PARALLELISM, PROCESS
@@ -391,6 +393,8 @@ def version() -> None:
 
 
 commands.command("models", rich_help_panel="Use")(models)
+commands.command("doctor", rich_help_panel="Use")(doctor)
+commands.command("top", rich_help_panel="Use")(top)
 commands.command("planner", rich_help_panel="One service")(planner)
 commands.add_typer(bench, rich_help_panel="Use")
 commands.add_typer(keys, rich_help_panel="Use")

@@ -26,6 +26,10 @@ class WorkerView:
     ejected: bool = False
     refused: bool = False
     """Whether the worker serves something else than the router does."""
+    prompt_tokens: int = 0
+    """The prompt tokens that it has computed since it started."""
+    generated_tokens: int = 0
+    """The tokens that it has sampled since it started."""
 
 
 @dataclass(frozen=True, slots=True)

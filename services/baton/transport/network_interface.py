@@ -28,9 +28,10 @@ def interface_of(host: str) -> str | None:
     return _ipv4().get(address.packed) if address.version == 4 else _ipv6().get(address.packed)
 
 
-def rdma_ports() -> list[str]:
-    """Return this host's RDMA devices by port, as UCX names them: ``mlx5_0:1``."""
-    ports = sorted(_INFINIBAND.glob("*/ports/*"))
+def rdma_ports(infiniband: Path | None = None) -> list[str]:
+    """Return this host's RDMA devices by port, as UCX names them: ``mlx5_0:1``. ``infiniband``: the folder
+    that shows them; None: the kernel's own."""
+    ports = sorted((infiniband or _INFINIBAND).glob("*/ports/*"))
     return [f"{port.parent.parent.name}:{port.name}" for port in ports]
 
 

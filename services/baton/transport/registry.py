@@ -100,7 +100,7 @@ def available(wanted: str, settings: ConnectorSettings) -> dict[str, Connector]:
 def _with_rdma(found: Mapping[str, Connector]) -> dict[str, Connector]:
     """Return those of these connectors that move blocks by RDMA here. Raises ConnectorMissingError, which
     says what each lacks, if there are none."""
-    missing = {name: _missing_for_rdma(connector) for name, connector in found.items()}
+    missing = {name: missing_for_rdma(connector) for name, connector in found.items()}
     kept = {name: connector for name, connector in found.items() if not missing[name]}
     reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items() if reason)
     if not kept:
@@ -110,7 +110,8 @@ def _with_rdma(found: Mapping[str, Connector]) -> dict[str, Connector]:
     return kept
 
 
-def _missing_for_rdma(connector: Connector) -> str:
+def missing_for_rdma(connector: Connector) -> str:
+    """What a connector lacks to move blocks by RDMA here; empty: nothing."""
     return connector.missing_for_rdma if isinstance(connector, RdmaCapable) else "it never has"
 
 

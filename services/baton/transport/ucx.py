@@ -606,14 +606,17 @@ class UcxConnector:
         if self._has_cma or self._has_rdma or self._ipc is not None:
             self._drivers[_GET] = drive(_SCHEMES[_GET], self._table.deliver)
         self._greetings: set[asyncio.Task[None]] = set()
-        self._transports = ", ".join(sorted(first.transports))
-        log.info("ucx has the transports %s", self._transports)
+        self.transports = first.transports
+        """UCX's names of the ways that it has here: shared memory, TCP, RDMA, CUDA IPC."""
+        log.info("ucx has the transports %s", ", ".join(sorted(self.transports)))
         if on_device is not None and not first.takes_device_memory:
             log.warning("this UCX knows nothing of CUDA: KV blocks go through host memory")
 
     @property
     def missing_for_rdma(self) -> str:
-        return "" if self._has_rdma else f"UCX has no verbs transport here, only {self._transports}"
+        if self._has_rdma:
+            return ""
+        return f"UCX has no verbs transport here, only {', '.join(sorted(self.transports))}"
 
     async def listen(self, host: str, port: int) -> str:
         return self._listener.open(host, port)

@@ -49,6 +49,10 @@ OPTIONS = {
 }
 """Baton's default options of UCX; an environment variable ``UCX_...`` of the same name goes first."""
 
+SHARED_BYTES = 34_000_000
+"""The bytes of /dev/shm that one UCX worker takes when it starts (measured with UCX 1.21 and `OPTIONS`). UCX
+does without this transport where they are not free."""
+
 
 class UcxRequest(Protocol):
     @property

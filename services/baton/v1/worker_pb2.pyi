@@ -1090,6 +1090,8 @@ class Load(_message.Message):
     STEP_BASE_MS_FIELD_NUMBER: _builtins.int
     STEP_ROW_MS_FIELD_NUMBER: _builtins.int
     HANDOFF_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     waiting_prefill_tokens: _builtins.int
@@ -1116,6 +1118,12 @@ class Load(_message.Message):
     step_row_ms: _builtins.float
     handoff_bytes_per_s: _builtins.float
     """of one link, while something is sent on it"""
+    prompt_tokens: _builtins.int
+    """Since the worker started.
+    computed here
+    """
+    generated_tokens: _builtins.int
+    """sampled here"""
     def __init__(
         self,
         *,
@@ -1134,10 +1142,12 @@ class Load(_message.Message):
         step_base_ms: _builtins.float = ...,
         step_row_ms: _builtins.float = ...,
         handoff_bytes_per_s: _builtins.float = ...,
+        prompt_tokens: _builtins.int = ...,
+        generated_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_submits_taken", b"_submits_taken", "submits_taken", b"submits_taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_taken", b"_submits_taken", "blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_held", b"blocks_held", "blocks_reserved", b"blocks_reserved", "draining", b"draining", "handoff_bytes_per_s", b"handoff_bytes_per_s", "open_handoffs", b"open_handoffs", "preemptions", b"preemptions", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "step_base_ms", b"step_base_ms", "step_row_ms", b"step_row_ms", "submits_taken", b"submits_taken", "waiting", b"waiting", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_taken", b"_submits_taken", "blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_held", b"blocks_held", "blocks_reserved", b"blocks_reserved", "draining", b"draining", "generated_tokens", b"generated_tokens", "handoff_bytes_per_s", b"handoff_bytes_per_s", "open_handoffs", b"open_handoffs", "preemptions", b"preemptions", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens", b"prompt_tokens", "running", b"running", "step_base_ms", b"step_base_ms", "step_row_ms", b"step_row_ms", "submits_taken", b"submits_taken", "waiting", b"waiting", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__submits_taken: _TypeAlias = _typing.Literal["submits_taken"]  # noqa: Y015
     _WhichOneofArgType__submits_taken: _TypeAlias = _typing.Literal["_submits_taken", b"_submits_taken"]  # noqa: Y015

@@ -432,6 +432,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             step_base_ms=pace.step_base_s * 1e3,
             step_row_ms=pace.step_row_s * 1e3,
             handoff_bytes_per_s=self._prefill.bytes_per_s,
+            prompt_tokens=engine.work.prompt_tokens,
+            generated_tokens=engine.generated_tokens,
         )
 
     def _waiting_prefill_tokens(self, engine: EngineStats) -> int:

@@ -104,6 +104,8 @@ class Fleet:
                 open_handoffs=worker.load.open_handoffs,
                 ejected=self.members.ejected(worker),
                 refused=worker.refused,
+                prompt_tokens=worker.load.prompt_tokens,
+                generated_tokens=worker.load.generated_tokens,
             )
             for worker in by_address.values()
         ]
