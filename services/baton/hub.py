@@ -18,10 +18,18 @@ _SAMPLES = 16
 _SAMPLE_BYTES = 4096
 
 
-def resolve_model(name: str, *, revision: str | None = None, weights: bool = True) -> Path:
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` means a model of the hub: neither "demo" nor anything of this machine."""
+    return name != DEMO and not Path(name).expanduser().exists() and not _looks_like_path(name)
+
+
+def resolve_model(
+    name: str, *, revision: str | None = None, weights: bool = True, bar: type | None = None
+) -> Path:
     """The directory that holds the model ``name``: "demo", a local directory, or a hub id (fetched).
 
     ``revision`` (branch, tag or commit) and ``weights`` (False: config and tokenizer only) apply to hub ids.
+    ``bar``: the class of the bars that show a download, as tqdm's; None: the hub's own, on a terminal alone.
 
     Raises ModelError, one line, when there is no such directory or the hub does not give it.
     """
@@ -34,7 +42,7 @@ def resolve_model(name: str, *, revision: str | None = None, weights: bool = Tru
         raise ModelError(f"{name}: is a file; a model is a directory with config.json and *.safetensors")
     if _looks_like_path(name):
         raise ModelError(f"{name}: no such directory")
-    return _download(name, revision, weights)
+    return _download(name, revision, weights, bar)
 
 
 def revision_of(path: Path) -> str:
@@ -75,7 +83,7 @@ def _looks_like_path(name: str) -> bool:
     return not name or name[0] in "./~" or name.count("/") > 1 or "\\" in name
 
 
-def _download(name: str, revision: str | None, weights: bool) -> Path:
+def _download(name: str, revision: str | None, weights: bool, bar: type | None) -> Path:
     # Here, because it takes half a second, which a start from a local directory need not pay.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -92,7 +100,11 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
     patterns = [*TEXT_FILES, *(WEIGHT_FILES if weights else ())]
     try:
         found = snapshot_download(
-            name, revision=revision, allow_patterns=patterns, ignore_patterns=[*SKIPPED_FILES]
+            name,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=[*SKIPPED_FILES],
+            tqdm_class=bar,
         )
     except HFValidationError as error:
         raise ModelError(f"{name}: neither a directory nor a possible hub id") from error

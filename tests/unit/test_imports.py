@@ -39,6 +39,7 @@ LAYERS = (
     {"router.api.http", "router.api.grpc", "router.preparation"},
     {"router"},
     {"planner"},
+    {"cli.vllm"},
     {"cli"},
 )
 """All folders, from the bottom up. A folder imports folders of lower layers only, and itself."""
