@@ -39,7 +39,7 @@ class VllmOption:
     arity: Arity
     argv: Argv
     choices: tuple[str, ...] = ()
-    """Values that a switch may have all the same, since Baton's option of its name has them."""
+    """The only values that are taken. Those of a switch may follow it, as they follow Baton's own option."""
 
     @property
     def name(self) -> str:
@@ -127,7 +127,7 @@ def fixed(spelling: str, allowed: Sequence[str], why: str) -> VllmOption:
             raise ValueError(f"must be {' or '.join(allowed)}, not {values[0]!r}: {_begin_small(why)}")
         return []
 
-    return VllmOption(_names(spelling), "different", why, "", "one", argv)
+    return VllmOption(_names(spelling), "different", why, "", "one", argv, tuple(allowed))
 
 
 def refused(why: str, *spellings: str, instead: str = "") -> tuple[VllmOption, ...]:

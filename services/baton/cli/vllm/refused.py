@@ -328,9 +328,10 @@ _FRONT = (
         "There is no such endpoint.",
         "--enable-tokenizer-info-endpoint",
         "--enable-scale-out",
-        "--enable-server-load-tracking",
         "--enable-offline-docs",
-        instead="/metrics, /ui",
+    ),
+    *refused(
+        "The router's own figures say how busy it is.", "--enable-server-load-tracking", instead="/metrics"
     ),
     *refused(
         "`baton explain` tells the times of a request.",
