@@ -256,7 +256,7 @@ def test_the_command_line_ends_with_2() -> None:
         (["--compilation-config.mode", "3"], "--compilation-config: no such option in Baton."),
         (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype: must be auto, not 'fp8': KV blocks have the type"),
         (["--runner", "pooling"], "--runner: must be auto or generate, not 'pooling': Baton generates text"),
-        (["--no-enable-auto-tool-choice"], "--enable-auto-tool-choice: Say `--tool-call-parser none`."),
+        (["--no-enable-auto-tool-choice"], "--no-enable-auto-tool-choice: say `--tool-call-parser none`."),
         (["--max-model-len", "long"], "--max-model-len: 'long' is no number; write it like 8192, 8k (8000)"),
         (["--max-num-seqs"], "--max-num-seqs: needs a value"),
         (["--trust-remote-code=yes"], "--trust-remote-code: takes no value, and was given 'yes'"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import (
@@ -17,41 +16,43 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from baton import hub
-from baton.process.options import ModelError, StartError
+from baton.cli.derived import Given
+from baton.process.options import ConfigError, ModelError, StartError
+
+LINES_EVERY_S = 10.0
+
+Watcher = Callable[[int, int], None]
+"""Told how many bytes of how many have come."""
 
 
-def fetched(model: str, revision: str | None = None, *, weights: bool = True) -> str:
-    """Where ``model`` is on this machine: the directory that a model of the hub is in then, others as they
-    are named. Raises StartError when the hub does not give it."""
+def with_files(given: Given, model: str, revision: str | None = None) -> Given:
+    """``given`` with the directory that holds ``model`` on this machine, and a name of its own for a model of
+    the hub, which is fetched. Raises StartError, one line, when the hub does not give it."""
     if not hub.is_hub_id(model):
         if revision is not None:
-            raise StartError(f"--revision: {model} is no model of the hub")
-        return model
+            raise ConfigError("revision", f"{model} is no model of the hub, and has none")
+        return Given({**given.values, "model": model})
+    path = _fetched(model, revision, weights=given.values["load_format"] != "dummy")
+    names = given.values["served_model_name"] or [model]
+    return Given({**given.values, "model": path, "served_model_name": names})
+
+
+def _fetched(model: str, revision: str | None, *, weights: bool) -> str:
     console = Console(stderr=True)
-    try:
-        if console.is_terminal:
-            with _bar(console, model) as bar:
-                return str(hub.resolve_model(model, revision=revision, weights=weights, bar=bar))
-        return _with_lines(model, revision, weights)
-    except ModelError as error:
-        raise StartError(str(error)) from error
+
+    def fetch(watch: Watcher) -> str:
+        try:
+            bar = _watched_bar(watch)
+            return str(hub.resolve_model(model, revision=revision, weights=weights, bar=bar))
+        except ModelError as error:
+            raise StartError(str(error)) from error
+
+    return _with_bar(console, model, fetch) if console.is_terminal else _with_lines(model, fetch)
 
 
-def _with_lines(model: str, revision: str | None, weights: bool) -> str:
-    started = time.monotonic()
-    print(f"{model}: fetching from the hub", file=sys.stderr, flush=True)
-    path = hub.resolve_model(model, revision=revision, weights=weights, bar=_Silent)
-    seconds = time.monotonic() - started
-    print(f"{model}: in {path} after {seconds:.1f} s", file=sys.stderr, flush=True)
-    return str(path)
-
-
-@contextmanager
-def _bar(console: Console, model: str) -> Iterator[type[tqdm]]:
-    """A class of bars for the hub's client, which sum up in one on the terminal: bytes that have come."""
+def _with_bar(console: Console, model: str, fetch: Callable[[Watcher], str]) -> str:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -61,20 +62,43 @@ def _bar(console: Console, model: str) -> Iterator[type[tqdm]]:
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(model, total=None)
-
-        class Shown(_Silent):
-            def display(self, *_: object, **__: object) -> None:
-                if self.unit == "B" and self.total:
-                    progress.update(task, completed=self.n, total=self.total)
-
-        yield Shown
+        return fetch(lambda done, total: progress.update(task, completed=done, total=total))
 
 
-class _Silent(tqdm):  # type: ignore[misc]  # tqdm has no types
-    """A bar of the hub's client that writes nothing."""
+def _with_lines(model: str, fetch: Callable[[Watcher], str]) -> str:
+    started = told = time.monotonic()
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **{**kwargs, "file": io.StringIO()})
+    def watch(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= LINES_EVERY_S:
+            told = time.monotonic()
+            _say(f"{model}: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
 
-    def display(self, *_: object, **__: object) -> None:
-        """Called when the bar has moved."""
+    _say(f"{model}: fetching from the hub")
+    path = fetch(watch)
+    _say(f"{model}: is in {path}, after {time.monotonic() - started:.1f} s")
+    return path
+
+
+def _watched_bar(watch: Watcher) -> type:
+    """A class of bars for the hub's client that writes nothing, and tells of the bytes."""
+    from huggingface_hub.utils import tqdm
+
+    most = 0  # one bar has the bytes received, another those on the disk: told are those of the first
+
+    class Watched(tqdm):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})
+
+        def display(self, *_: object, **__: object) -> None:
+            """Called when the bar has moved, and at its end."""
+            nonlocal most
+            if self.unit == "B" and self.total and self.n > most:
+                most = int(self.n)
+                watch(most, int(self.total))
+
+    return Watched
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -91,9 +91,11 @@ def up(
     OpenAI-compatible API when they are ready. A process that dies is started again. Ctrl-C stops everything.
     """
     from baton.cli.client import Question
+    from baton.cli.fetching import with_files
     from baton.cli.up import UpOptions
     from baton.cli.up import up as run_up
 
+    given = with_files(given, str(given.values["model"]))
     ring = planned(given)
     question = Question(prompt=prompt, chat=chat, temperature=0) if prompt is not None else None
     return run_up(ring, UpOptions(question, RingOptions(**given.fields(RingOptions)).shown_level))

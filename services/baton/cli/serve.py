@@ -125,24 +125,22 @@ def serve(
     of `vllm serve` that mean the same are taken, also by another name; those that do not are refused by name.
     docs/from-vllm.md has all of them.
     """
-    from baton.cli.fetching import fetched
+    from baton.cli.fetching import with_files
     from baton.cli.up import UpOptions
     from baton.cli.up import up as run_up
 
     if api_key and given.values["api_keys"] is not None:
         raise ConfigError("api_key", "cannot be given together with --api-keys")
     options = RingOptions(**given.fields(RingOptions))
-    found = fetched(model, revision, weights=given.values["load_format"] != "dummy")
-    names = given.values["served_model_name"] or ([model] if found != model else [])
+    given = with_files(given, model, revision)
     with ExitStack() as held:
-        changed: dict[str, object] = {"model": found, "served_model_name": names}
         if api_key:
-            changed["api_keys"] = held.enter_context(_keys_file(api_key))
-        ring = planned(Given({**given.values, **changed}))
+            given = Given({**given.values, "api_keys": held.enter_context(_keys_file(api_key))})
+        ring = planned(given)
         if chat_template is not None:
-            view = held.enter_context(_with_template(found, chat_template))
-            own_names = ring.router.model_names
-            ring = replace(ring, router=replace(ring.router, model=view, served_model_name=own_names))
+            view = held.enter_context(_with_template(ring.router.model, chat_template))
+            names = ring.router.model_names
+            ring = replace(ring, router=replace(ring.router, model=view, served_model_name=names))
         return run_up(ring, UpOptions(log_level=options.shown_level))
 
 

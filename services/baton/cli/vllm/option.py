@@ -48,13 +48,16 @@ class VllmOption:
 
     def to_argv(self, values: Sequence[str], key: str = "") -> list[str]:
         """Baton's arguments for ``values``. ``key`` is what stands behind a dot, as in
-        ``--speculative-config.method``. Raises ConfigError, which names the option as vLLM spells it."""
+        ``--speculative-config.method``. Raises ConfigError, which names the option as vLLM spells it; one
+        that is refused always does."""
         if key:
             values = [json.dumps({key: _json_or_text(" ".join(values))})]
         try:
             return self.argv(values)
         except ValueError as error:
-            raise ConfigError(self.name.lstrip("-"), str(error)) from None
+            name = self.name.lstrip("-")
+            is_negated = self.arity == "none" and values[0] == OFF
+            raise ConfigError(f"no-{name}" if is_negated else name, str(error)) from None
 
 
 def same(spelling: str, why: str = "") -> VllmOption:
@@ -112,7 +115,7 @@ def switch(
     def argv(values: Sequence[str]) -> list[str]:
         found = on if values[0] == ON else off
         if isinstance(found, str):
-            raise ValueError(found)
+            raise ValueError(_begin_small(found))
         return list(found)
 
     shown = " / ".join(" ".join(found) for found in (on, off) if found and not isinstance(found, str))
