@@ -22,7 +22,7 @@ def fake_hub(name: str, directory: Path) -> Iterator[str]:
     """The address of a hub that has the model ``name``, in revision ``main``."""
     handler = type("Handler", (_Handler,), {"name": name, "directory": directory})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
