@@ -12,6 +12,7 @@ import importlib
 import json
 import re
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,7 +62,7 @@ def _values(action: argparse.Action) -> str:
 
 
 if __name__ == "__main__":
-    lists = {"options": options(), "metrics": metrics()}
+    lists: dict[str, Sequence[object]] = {"options": options(), "metrics": metrics()}
     print(f'{{"vllm": "{version("vllm").partition("+")[0]}"', end="")
     for name, entries in lists.items():
         lines = ",\n".join(json.dumps(entry) for entry in entries)

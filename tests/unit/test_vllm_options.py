@@ -209,7 +209,7 @@ def test_what_is_taken_becomes_the_right_setting(
     for values, expected in CASES[option.name]:
         assert set(expected) <= known | OWN
         for argv in spelled(option, values):
-            assert settings(*model, *argv) == plain | expected
+            assert settings(*model, *argv) == {**plain, **expected}
             told = capsys.readouterr().err
             assert told == (f"note: {option.name}: {option.why}\n" if option.verdict == "different" else "")
 

@@ -82,13 +82,14 @@ def _with_lines(model: str, fetch: Callable[[Watcher], str]) -> str:
 
 def _watched_bar(watch: Watcher) -> type:
     """A class of bars for the hub's client that writes nothing, and tells of the bytes."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     most = 0  # one bar has the bytes received, another those on the disk: told are those of the first
 
     class Watched(tqdm):
         def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})
+            silent = {**kwargs, "file": io.StringIO(), "disable": False}
+            super().__init__(*args, **silent)  # type: ignore[no-untyped-call]
 
         def display(self, *_: object, **__: object) -> None:
             """Called when the bar has moved, and at its end."""
