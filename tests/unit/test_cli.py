@@ -22,7 +22,7 @@ def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "command",
     [
-        *("up", "prefill", "decode", "both", "router", "generate", "models", "version"),
+        *("up", "serve", "prefill", "decode", "both", "router", "generate", "models", "version"),
         *("bench", "bench latency", "bench throughput", "bench serve", "bench sweep"),
     ],
 )
