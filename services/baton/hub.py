@@ -21,13 +21,24 @@ _KV_SCALES = ("k_scale", "v_scale", "kv_scale", "k_proj.output_scale", "v_proj.o
 """Ends of the names of the scales of K and V."""
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` means a model of the hub: neither "demo" nor anything of this machine."""
+    return name != DEMO and not Path(name).expanduser().exists() and not looks_like_path(name)
+
+
 def resolve_model(
-    name: str, *, revision: str | None = None, weights: bool = True, fetch: bool = True
+    name: str,
+    *,
+    revision: str | None = None,
+    weights: bool = True,
+    fetch: bool = True,
+    bar: type | None = None,
 ) -> Path:
     """The directory that holds the model ``name``: "demo", a local directory, or a hub id (fetched).
 
     ``revision`` (branch, tag or commit), ``weights`` (False: config and tokenizer only) and ``fetch`` (False:
     what the local cache has of it, nothing is downloaded) apply to hub ids.
+    ``bar``: the class of the bars that show a download, as tqdm's; None: the hub's own, on a terminal alone.
 
     Raises ModelError, one line, when there is no such directory or the hub does not give it.
     """
@@ -40,7 +51,7 @@ def resolve_model(
         raise ModelError(f"{name}: is a file; a model is a directory with config.json and *.safetensors")
     if looks_like_path(name):
         raise ModelError(f"{name}: no such directory")
-    return _download(name, revision, weights, fetch)
+    return _download(name, revision, weights, fetch, bar)
 
 
 def revision_of(path: Path) -> str:
@@ -102,7 +113,7 @@ def looks_like_path(name: str) -> bool:
     return not name or name[0] in "./~" or name.count("/") > 1 or "\\" in name
 
 
-def _download(name: str, revision: str | None, weights: bool, fetch: bool) -> Path:
+def _download(name: str, revision: str | None, weights: bool, fetch: bool, bar: type | None) -> Path:
     # Here, because it takes half a second, which a start from a local directory need not pay.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -124,6 +135,7 @@ def _download(name: str, revision: str | None, weights: bool, fetch: bool) -> Pa
             allow_patterns=patterns,
             ignore_patterns=[*SKIPPED_FILES],
             local_files_only=not fetch,
+            tqdm_class=bar,
         )
     except HFValidationError as error:
         raise ModelError(f"{name}: neither a directory nor a possible hub id") from error

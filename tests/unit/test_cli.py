@@ -22,7 +22,19 @@ def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "command",
     [
-        *("up", "prefill", "decode", "both", "router", "generate", "models", "doctor", "top", "version"),
+        *(
+            "up",
+            "serve",
+            "prefill",
+            "decode",
+            "both",
+            "router",
+            "generate",
+            "models",
+            "doctor",
+            "top",
+            "version",
+        ),
         *("bench", "bench latency", "bench throughput", "bench serve", "bench sweep"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import random
 import re
 import signal
@@ -119,3 +121,22 @@ def test_a_start_that_fails_says_why_and_stops_the_rest(started: list[Up]) -> No
     assert ring.output.endswith("error: worker did not start: models/x: no config.json\n")
     assert "Traceback" not in ring.output
     assert time.monotonic() - began < 15
+
+
+def test_a_terminal_shows_the_ring_and_the_reason_of_a_start_that_fails() -> None:
+    """The terminal is a pseudo terminal, as a person's is."""
+    leader, follower = pty.openpty()
+    port = str(random.SystemRandom().randrange(12000, 20000))
+    command = [sys.executable, FAKE_UP, port, "progress", "error:models/x: no config.json", "exit:1"]
+    process = subprocess.Popen(
+        command, stdout=follower, stderr=follower, env={**os.environ, "COLUMNS": "100"}
+    )
+    os.close(follower)
+    shown = b""
+    with contextlib.suppress(OSError):  # how the end of a pseudo terminal reads on Linux
+        while piece := os.read(leader, 65536):
+            shown += piece
+    os.close(leader)
+    assert process.wait(timeout=20) == 1
+    assert "client ══► ".encode() in shown
+    assert b"error: worker did not start: models/x: no config.json" in shown

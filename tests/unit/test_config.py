@@ -332,6 +332,7 @@ def test_worker_options_survive_the_command_line(
         enforce_eager=True,
         max_graph_tokens=64,
         async_scheduling="off",
+        gpu_memory_utilization=0.5,
         scheduling_policy="priority",
         priority_aging=2.5,
         max_model_len=6,

@@ -40,6 +40,7 @@ LAYERS = (
     {"router"},
     {"planner", "doctor"},
     {"doctor.probes"},
+    {"cli.vllm"},
     {"cli"},
 )
 """All folders, from the bottom up. A folder imports folders of lower layers only, and itself."""

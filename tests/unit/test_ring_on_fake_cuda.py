@@ -145,6 +145,21 @@ class TestEngine:
         with FakeCuda(devices=2):
             assert engine_answers(path, "cuda:1", prompts) == answers
 
+    def test_its_start_tells_of_weights_and_of_recordings(self, model_dir: ModelDir) -> None:
+        config = EngineConfig(
+            model_dir("llama"), device="cuda", dtype="float32", num_blocks=16, max_num_seqs=4
+        )
+        told: list[tuple[str, int, int]] = []
+        with FakeCuda():
+            Engine.from_config(replace(config, max_graph_tokens=16), lambda *part: told.append(part))
+        stages = [stage for stage, _, _ in told]
+        assert stages == sorted(stages, reverse=True)  # load, then capture
+        loaded, captured = ([part[1:] for part in told if part[0] == stage] for stage in ("load", "capture"))
+        assert loaded[-1][0] == loaded[-1][1] > 0
+        count = len(captured)
+        assert count > 4  # steps with prompts, too
+        assert captured == [(done, count) for done in range(1, count + 1)]
+
 
 def engine_answers(path: Path, device: str, prompts: Sequence[list[int]], **options: Any) -> list[list[int]]:
     config = EngineConfig(path, device=device, dtype="float32", num_blocks=16, max_num_seqs=4, **options)

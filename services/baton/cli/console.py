@@ -1,4 +1,4 @@
-"""What ``baton up`` shows: bars on a terminal, plain lines in a file."""
+"""What ``baton up`` shows: the ring, drawn on a terminal; plain lines in a file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import sys
 from typing import Protocol, Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
+from baton.cli.drawing import RingDrawing
 from baton.process import ready
 
-_STAGES = {"load": "loading"}
+STAGES = {"load": "loading", "capture": "recording graphs"}
+"""Stages of a start, as a person is told of them."""
 
 
 class View(Protocol):
@@ -49,11 +51,12 @@ class _Logs:
 
 
 class PlainView(_Logs):
-    """One line per event, and one per quarter of a load: for files, pipes and CI."""
+    """One line per event, and one per quarter of a stage: for files, pipes and CI."""
 
     def __init__(self, log_level: int = logging.WARNING) -> None:
         super().__init__(log_level)
-        self._told: dict[str, int] = {}
+        self._told: dict[str, tuple[str, int]] = {}
+        """The stage and the quarter of it that a child was last said to be in."""
 
     def starting(self, name: str) -> None:
         self._told.pop(name, None)
@@ -61,9 +64,10 @@ class PlainView(_Logs):
 
     def progress(self, name: str, progress: ready.Progress) -> None:
         quarter = 4 * progress.done // progress.total if progress.total else 0
-        if quarter > self._told.get(name, -1):
-            self._told[name] = quarter
-            self.say(f"{name}: {_STAGES.get(progress.stage, progress.stage)}, {25 * quarter} %")
+        stage, told = self._told.get(name, ("", -1))
+        if progress.stage != stage or quarter > told:
+            self._told[name] = progress.stage, quarter
+            self.say(f"{name}: {STAGES.get(progress.stage, progress.stage)}, {25 * quarter} %")
 
     def ready(self, name: str, address: str, seconds: float) -> None:
         self.say(f"{name}: ready on {address} after {seconds:.1f} s")
@@ -76,50 +80,36 @@ class PlainView(_Logs):
 
 
 class TerminalView(_Logs):
-    """A bar per child while it starts. Use it as a context manager, which gives the terminal back."""
+    """The ring, drawn as it comes up. Use it as a context manager, which gives the terminal back."""
 
-    def __init__(self, log_level: int = logging.WARNING) -> None:
+    def __init__(self, log_level: int = logging.WARNING, console: Console | None = None) -> None:
         super().__init__(log_level)
-        self._console = Console(highlight=False)
-        self._bars = self._new_bars()
-        self._tasks: dict[str, TaskID] = {}
-
-    def _new_bars(self) -> Progress:
-        return Progress(
-            SpinnerColumn(finished_text="[green]✓"),
-            TextColumn("{task.fields[child]:<10}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}"),
-            console=self._console,
-        )
+        self._console = console or Console(highlight=False)
+        self._drawing = RingDrawing()
+        self._live = Live(self._drawing, console=self._console, refresh_per_second=8)
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.settle()
 
     def settle(self) -> None:
-        """Leave the bars as they are; what comes later is shown as lines."""
-        self._bars.stop()
+        """Leave the drawing as it is; what comes later is shown as lines."""
+        self._live.stop()
 
     def starting(self, name: str) -> None:
-        if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task("starting", child=name, total=None)
+        self._drawing.starting(name)
 
     def progress(self, name: str, progress: ready.Progress) -> None:
-        stage = _STAGES.get(progress.stage, progress.stage)
-        self._bars.update(
-            self._tasks[name], description=stage, completed=progress.done, total=progress.total or None
-        )
+        stage = STAGES.get(progress.stage, progress.stage)
+        self._drawing.progress(name, stage, progress.done, progress.total)
 
     def ready(self, name: str, address: str, seconds: float) -> None:
-        text = f"ready on {address} after {seconds:.1f} s"
-        if self._bars.live.is_started:
-            self._bars.update(self._tasks[name], description=text, completed=1, total=1)
-        else:
-            self.say(f"{name}: {text}")
+        self._drawing.ready(name, address, seconds)
+        if not self._live.is_started:
+            self.say(f"{name}: ready on {address} after {seconds:.1f} s")
 
     def log(self, name: str, level: int, line: str) -> None:
         if level >= self._log_level:

@@ -6,16 +6,24 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, get_origin
 
 import typer
 
+from baton.cli.completion import Completion, among, model_names
 from baton.process.fields import DeclaredOption, options_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _Result = TypeVar("_Result")
+
+
+class Source(Protocol):
+    """Somewhere that options of a command come from."""
+
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """A parameter of the command for each, in the order in which help lists them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class Given:
 
 
 def takes(
-    *sources: OptionsOf | str,
+    *sources: Source | str,
 ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Make a function a command that takes the options of configurations besides those of its own.
 
@@ -115,6 +123,7 @@ def _parameter(declared: DeclaredOption, text: str, default: object) -> inspect.
         envvar=option.env,
         show_default=option.show_default,
         parser=_parser(option.parse) if option.parse else None,
+        autocompletion=_completion(declared),
     )
     return inspect.Parameter(
         declared.field,
@@ -122,6 +131,12 @@ def _parameter(declared: DeclaredOption, text: str, default: object) -> inspect.
         default=inspect.Parameter.empty if default is MISSING else default,
         annotation=Annotated[kind, info],
     )
+
+
+def _completion(declared: DeclaredOption) -> Completion | None:
+    if declared.choices:
+        return among(declared.choices)
+    return model_names if declared.field == "model" else None
 
 
 def _parser(parse: Callable[[str], int]) -> Callable[[str | int], int]:

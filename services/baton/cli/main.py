@@ -6,37 +6,36 @@ sees torch.
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import asdict, replace
 from typing import Annotated, NoReturn
 
 import typer
-from typer.models import OptionInfo
 
 from baton import __version__
 from baton.cli import arguments as arg
 from baton.cli.bench import bench
+from baton.cli.completion import among
 from baton.cli.derived import Given, OptionsOf, takes
 from baton.cli.doctor import doctor
 from baton.cli.keys import keys
+from baton.cli.mistyped import message_of
 from baton.cli.models import models
 from baton.cli.planner import planner
+from baton.cli.ring_options import WORKER_TLS, WORKERS, RingOptions, planned
+from baton.cli.serve import ServeCommand, serve
 from baton.cli.top import top
 from baton.core.role import ROLES, Role, role_named
 from baton.nodes.config import NodeConfig
-from baton.process.common_options import MODEL, PARALLELISM, PROCESS
-from baton.process.options import LOG_LEVELS, ConfigError, UserError, check_choice, loopback_beside
+from baton.process.common_options import MODEL
+from baton.process.options import ConfigError, UserError
 from baton.router.config import RouterConfig
 from baton.simulated.config import SIMULATION, SIZES, SimulatedConfig
 from baton.worker.config import WorkerConfig
 
-_WORKER_TLS = ("worker_tls_certfile", "worker_tls_keyfile", "worker_tls_ca_certs", "worker_tls_server_name")
-
 commands = typer.Typer(
     name="baton",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -50,7 +49,7 @@ def app() -> None:
     try:
         status = commands(standalone_mode=False)
     except typer.TyperException as error:
-        _fail(error.format_message(), error.exit_code)
+        _fail(message_of(error), error.exit_code)
     except ConfigError as error:
         _fail(str(error), 2)
     except UserError as error:
@@ -66,28 +65,11 @@ def _fail(message: str, status: int) -> None:
     sys.exit(status)
 
 
-_PATTERN = OptionsOf(
-    WorkerConfig,
-    without=(
-        *("served_model_name", "host", "advertise", "port", "metrics_port", "data_port", "handoff_patience"),
-        *("cluster_key", *_WORKER_TLS, "nodes", "node_port", "join_timeout", "threads", "drain_timeout"),
-        "log_level",
-    ),
-    help={"device": arg.DEVICES},
-)
-"""What workers of a ring on one machine can be told."""
-
-
-def _parallelism(text: str) -> OptionInfo:
-    option: OptionInfo = typer.Option(help=text, rich_help_panel=PARALLELISM)
-    return option
-
-
 @commands.command(rich_help_panel="Run")
 @takes(
     OptionsOf(WorkerConfig, only=("model",)),
     OptionsOf(RouterConfig, only=("served_model_name",)),
-    replace(_PATTERN, panel=MODEL),
+    replace(WORKERS, panel=MODEL),
     OptionsOf(
         RouterConfig,
         only=(
@@ -97,40 +79,12 @@ def _parallelism(text: str) -> OptionInfo:
             *("ui", "otlp_endpoint", "trace_sample"),
         ),
     ),
-    _PATTERN,
+    WORKERS,
+    OptionsOf(RingOptions),
 )
 def up(
     given: Given,
     prompt: Annotated[str | None, typer.Option(help="Ask this first and show the answer.")] = None,
-    prefill: Annotated[int | None, typer.Option(help="Prefill workers. Default 1.")] = None,
-    decode: Annotated[int | None, typer.Option(help="Decode workers. Default 1.")] = None,
-    both: Annotated[int, typer.Option(help="Workers that do both; then the others default to 0.")] = 0,
-    prefill_tensor_parallel_size: Annotated[
-        int | None, _parallelism("Of prefill workers. Default: --tensor-parallel-size.")
-    ] = None,
-    prefill_pipeline_parallel_size: Annotated[
-        int | None, _parallelism("Of prefill workers. Default: --pipeline-parallel-size.")
-    ] = None,
-    decode_tensor_parallel_size: Annotated[
-        int | None, _parallelism("Of decode workers. Default: --tensor-parallel-size.")
-    ] = None,
-    decode_pipeline_parallel_size: Annotated[
-        int | None, _parallelism("Of decode workers. Default: --pipeline-parallel-size.")
-    ] = None,
-    threads_per_worker: Annotated[
-        int | None,
-        typer.Option(
-            help="CPU threads of each worker, or of each of its processes. Default: the cores, shared out.",
-            rich_help_panel=PROCESS,
-        ),
-    ] = None,
-    log_level: Annotated[
-        str,
-        typer.Option(
-            help="What to show of the processes' logs: debug, info, warning or error.",
-            rich_help_panel=PROCESS,
-        ),
-    ] = "warning",
     chat: arg.Chat = True,
 ) -> int:
     """Start a whole ring on this machine and keep it running.
@@ -138,36 +92,15 @@ def up(
     Starts the workers and a router as processes of their own, shows how far they are, and serves an
     OpenAI-compatible API when they are ready. A process that dies is started again. Ctrl-C stops everything.
     """
-    from baton.cli import ring
     from baton.cli.client import Question
+    from baton.cli.fetching import with_files
     from baton.cli.up import UpOptions
     from baton.cli.up import up as run_up
 
-    check_choice("log_level", log_level, LOG_LEVELS)
-    router = given.fields(RouterConfig)
-    pattern = given.fields(WorkerConfig, "host", "port", "device", "served_model_name")
-    devices = str(given.values["device"]).split(",")
-    names = router.get("served_model_name", ())
-    worker = WorkerConfig(
-        role="both",
-        served_model_name=names[0] if names else None,
-        host=loopback_beside(router["host"]),
-        device=devices[0],
-        threads=threads_per_worker,
-        **pattern,
-    )
-    roles = ring.roles_wanted(prefill, decode, both)
-    own: dict[Role, WorkerConfig] = {
-        "prefill": ring.with_ranks(
-            worker, "prefill", prefill_tensor_parallel_size, prefill_pipeline_parallel_size
-        ),
-        "decode": ring.with_ranks(
-            worker, "decode", decode_tensor_parallel_size, decode_pipeline_parallel_size
-        ),
-    }
-    planned = ring.plan(worker, roles, devices, router, own)
+    given = with_files(given, str(given.values["model"]))
+    ring = planned(given)
     question = Question(prompt=prompt, chat=chat, temperature=0) if prompt is not None else None
-    return run_up(planned, UpOptions(question, logging.getLevelNamesMapping()[log_level.upper()]))
+    return run_up(ring, UpOptions(question, RingOptions(**given.fields(RingOptions)).shown_level))
 
 
 def _worker_command(role: Role, what: str) -> None:
@@ -352,11 +285,11 @@ def explain(
 
 
 @commands.command("switch-role", rich_help_panel="Use")
-@takes(OptionsOf(WorkerConfig, only=("cluster_key", *_WORKER_TLS)))
+@takes(OptionsOf(WorkerConfig, only=("cluster_key", *WORKER_TLS)))
 def switch_role(
     given: Given,
     address: Annotated[str, typer.Argument(help="The worker: host:port of its gRPC server.")],
-    role: Annotated[str, typer.Argument(help="prefill, decode or both.")],
+    role: Annotated[str, typer.Argument(help="prefill, decode or both.", autocompletion=among(ROLES))],
     timeout: Annotated[
         float,
         typer.Option(
@@ -377,7 +310,7 @@ def switch_role(
     if wanted is None:
         raise UserError(f"ROLE: must be one of {', '.join(ROLES)}, not {role!r}")
     known = given.fields(WorkerConfig)
-    certificate, key, authority, name = (known.get(option) for option in _WORKER_TLS)
+    certificate, key, authority, name = (known.get(option) for option in WORKER_TLS)
     tls = TlsFiles.from_options("worker_tls", certificate, key, authority, mutual=True, server_name=name)
     cluster_key = known["cluster_key"]
     if not cluster_key:
@@ -392,6 +325,7 @@ def version() -> None:
     print(f"baton {__version__} (Python {'.'.join(map(str, sys.version_info[:3]))})")
 
 
+commands.command("serve", cls=ServeCommand, rich_help_panel="Run")(serve)
 commands.command("models", rich_help_panel="Use")(models)
 commands.command("doctor", rich_help_panel="Use")(doctor)
 commands.command("top", rich_help_panel="Use")(top)

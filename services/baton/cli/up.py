@@ -17,6 +17,7 @@ from baton.cli.ring import RingPlan
 from baton.cli.supervisor import Supervisor
 from baton.process import ready
 from baton.process.options import StartError, UserError, join_address, local_host, parse_address
+from baton.router.config import RouterConfig
 
 _MEET_SECONDS = 30.0
 _MEET_POLL_SECONDS = 0.1
@@ -74,11 +75,11 @@ class _Session:
 
     async def _serve(self, supervisor: Supervisor) -> None:
         messages = await supervisor.all_ready()
-        url = url_of(messages["router"])
+        url = url_of(messages["router"], tls=self._ring.router.client_tls is not None)
         await self._meet(url)
         self._ready = True
         self._settle()
-        _show_address(self._view, url, messages["router"], self._ring.router.model_name)
+        _show_address(self._view, url, messages["router"], self._ring.router)
         if self._options.question:
             await asyncio.to_thread(self._answer, url, self._options.question)
         self._view.say("serving; Ctrl-C stops the ring")
@@ -133,19 +134,21 @@ async def _first(*tasks: asyncio.Task[object]) -> None:
         task.result()
 
 
-def url_of(message: ready.Message) -> str:
+def url_of(message: ready.Message, *, tls: bool = False) -> str:
     """The address at which the router that said this is called."""
     if not isinstance(message, ready.RouterReady):
         raise StartError("the router is ready but did not say where")
     host, port = parse_address(message.http)
-    return f"http://{join_address(local_host(host), port)}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://{join_address(local_host(host), port)}"
 
 
-def _show_address(view: View, url: str, message: ready.Message, model: str) -> None:
+def _show_address(view: View, url: str, message: ready.Message, router: RouterConfig) -> None:
     grpc = message.grpc if isinstance(message, ready.RouterReady) else None
     view.say(f"\nready on {url}" + (f", gRPC on {grpc}" if grpc else "") + "; ask it with")
+    key = "" if router.api_keys is None else " -H 'Authorization: Bearer YOUR-KEY'"
     view.say(
-        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-        f'    -d \'{{"model": "{model}", "stream": true, '
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
+        f'    -d \'{{"model": "{router.model_name}", "stream": true, '
         '"messages": [{"role": "user", "content": "What is Baton?"}]}\''
     )

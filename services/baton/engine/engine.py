@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from baton.engine.config import EngineConfig
     from baton.engine.kv.host_memory import HostMemory
     from baton.engine.sampling.logits import LogitRules
+    from baton.engine.start_progress import StartProgress
     from baton.engine.warm_up import LateBuilds
-    from baton.models.loader import Progress
     from baton.speculation.speculator import Speculator
 
 log = logging.getLogger(__name__)
@@ -174,13 +174,13 @@ class Engine:
     def from_config(
         cls,
         config: EngineConfig,
-        progress: Progress | None = None,
+        progress: StartProgress | None = None,
         clock: StartClock | None = None,
         nodes: Nodes = ONE_NODE,
     ) -> Engine:
         """Loads the model, sizes the KV pool and warms up, on all ranks on ``nodes``. ValueError if config
         and model do not agree or do not fit on the device, RankError if a rank cannot start; ``progress``
-        hears of bytes of weights read, ``clock`` of the phases."""
+        hears of weights read and of steps recorded, ``clock`` of the phases."""
         # Imported here, since a process that simulates its steps has no torch.
         from baton.engine.kv.host_memory import HostMemory
         from baton.engine.startup import build_runner

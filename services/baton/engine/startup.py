@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from baton.engine.borrowed_pages import borrow_pages, moves_in_place
 from baton.engine.config import EngineConfig
 from baton.engine.graphs import GraphedModel, GraphSize, graph_sizes, recorder_of
 from baton.engine.kv.page_counts import PageCounts
-from baton.engine.memory import blocks_that_fit, recordings_bytes
+from baton.engine.memory import StepRecorder, blocks_that_fit, recordings_bytes
 from baton.engine.pieces import PiecewiseModel, piece_sizes
 from baton.engine.rank_start import (
     LoadedRank,
@@ -28,6 +29,7 @@ from baton.engine.rank_start import (
 from baton.engine.runner import ModelRunner
 from baton.engine.scheduler import Scheduled, ScheduledBatch
 from baton.engine.sequence import Sequence
+from baton.engine.start_progress import LOAD, StartProgress, ToldRecorder
 from baton.engine.warm_up import (
     LateBuilds,
     late_builds,
@@ -38,7 +40,7 @@ from baton.engine.warm_up import (
 )
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
-from baton.models.loader import Progress, kv_layout, new_kv_pool
+from baton.models.loader import kv_layout, new_kv_pool
 from baton.parallel.layout import Layout
 from baton.parallel.messages import NewPool, Record
 from baton.parallel.ranks import ONE_NODE, Nodes, Ranks, RemoteRanks
@@ -76,7 +78,7 @@ class Built:
 
 def build_runner(
     config: EngineConfig,
-    progress: Progress | None = None,
+    progress: StartProgress | None = None,
     clock: StartClock | None = None,
     nodes: Nodes = ONE_NODE,
 ) -> Built:
@@ -106,13 +108,14 @@ def _build(
     layout: Layout,
     ranks: Ranks | None,
     group: RemoteRanks,
-    progress: Progress | None,
+    progress: StartProgress | None,
     clock: StartClock,
 ) -> Built:
     num_threads = threads_of_rank(config, layout)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    loaded = load_rank(part_of(config, 0, layout, group.host), clock, progress)
+    told = partial(progress, LOAD) if progress is not None else None
+    loaded = load_rank(part_of(config, 0, layout, group.host), clock, told)
     model, device = loaded.model, loaded.device
     with clock.phase("ranks"):
         others = meet(ranks, loaded, group.host) if ranks is not None else []
@@ -168,7 +171,7 @@ def _build(
             warm_up(runner, 2)
     if recorded:
         with clock.phase("graphs"):
-            _record(runner, whole, recorded, -(-room // config.sizes.block_size), pieces)
+            _record(runner, whole, recorded, -(-room // config.sizes.block_size), pieces, progress)
     if launches_ahead(config, device):
         runner.launcher = runner
     speculator = None
@@ -261,16 +264,19 @@ def _record(
     sizes: tuple[GraphSize, ...],
     width: int,
     pieces: tuple[int, ...],
+    progress: StartProgress | None,
 ) -> None:
     """Has the decode steps of all ranks replayed from here on. All record the same steps in the same order,
     and each step's exchanges between ranks with it; every rank then knows from a step's layout alone whether
     it is replayed, and padded to which size. ``pieces``: tokens of the steps with prompts that are replayed,
-    with one rank alone."""
+    with one rank alone. ``progress`` hears of each step."""
     ranks = runner.ranks
     question = ranks.question() if ranks is not None else 0
     if ranks is not None:
         ranks.tell(Record(question, sizes, width))
-    record = recorder_of(whole.device)
+    record: StepRecorder = recorder_of(whole.device)
+    if progress is not None:
+        record = ToldRecorder(record, len(sizes) + len(pieces), progress)
     runner.replay(GraphedModel(runner.model, whole, sizes, width, record, runner.layout))
     if ranks is not None:
         ranks.answers(question)

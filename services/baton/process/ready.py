@@ -37,7 +37,8 @@ class RouterReady:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A part of a stage (``"load"``: bytes of weights) is done. A total of 0 is unknown."""
+    """A part of a stage is done: ``"load"``, in bytes of weights, or ``"capture"``, in steps recorded as
+    graphs. A total of 0 is unknown."""
 
     stage: str
     done: int

@@ -154,6 +154,18 @@ class WorkerConfig(EngineOptions):
         ),
         Before("max_num_seqs"),
     ] = 0
+    gpu_memory_utilization: Annotated[
+        float,
+        Option(
+            "On CUDA, the share of the device's memory that may be used, by all of its processes together; "
+            "KV blocks take what weights and steps leave of it. Workers that share a device need "
+            "--kv-cache-memory.",
+            MEMORY,
+            least=0.01,
+            most=1,
+        ),
+        Before("max_num_seqs"),
+    ] = 0.9
     scheduling_policy: Annotated[
         SchedulingPolicy,
         Option(
@@ -279,6 +291,7 @@ class WorkerConfig(EngineOptions):
         return values_of(self, EngineOptions) | {
             "kv_cache_bytes": self.kv_cache_memory,
             "host_kv_bytes": self.host_kv_memory,
+            "device_memory_fraction": self.gpu_memory_utilization,
             "priority_aging": self.priority_aging if self.scheduling_policy == "priority" else None,
             "num_threads": self.threads,
         }

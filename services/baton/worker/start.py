@@ -128,8 +128,8 @@ def _served(
     )
 
 
-def _announce_progress(done: int, total: int) -> None:
-    announce(Progress("load", done, total))
+def _announce_progress(stage: str, done: int, total: int) -> None:
+    announce(Progress(stage, done, total))
 
 
 def _engine_config(config: WorkerConfig, path: Path, dtype: str) -> EngineConfig:

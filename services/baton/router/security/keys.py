@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -92,6 +92,20 @@ def entry_line(key: str, name: str, tenant: str) -> str:
     _check_name("name", name)
     _check_name("tenant", tenant)
     return f'- {{"name": "{name}", "hash": "sha256:{digest_of(key).hex()}", "tenant": "{tenant}"}}'
+
+
+def file_of(keys: Sequence[str], tenant: str) -> bytes:
+    """Return a file with the digests of ``keys``, all of one tenant, who may see everything. Raises KeysError
+    for a key that no client could send, and for one that is there twice."""
+    if any(not key or len(key) > MAX_KEY for key in keys):
+        raise KeysError(f"a key has 1 to {MAX_KEY} characters")
+    if len(set(keys)) < len(keys):
+        raise KeysError("the same key is given twice")
+    entries = [
+        _KeyEntry(f"{tenant}-{at}", f"sha256:{digest_of(key).hex()}", tenant, operator=True)
+        for at, key in enumerate(keys)
+    ]
+    return msgspec.json.encode(_File(entries))
 
 
 def parse(data: bytes, defaults: Limits) -> Keys:

@@ -1,0 +1,70 @@
+"""Lists what the installed vLLM has: the options of ``vllm serve``, and the names of its metrics.
+
+Run it with the Python that has vLLM, and without this repository on its path:
+
+    python scripts/from_vllm/listing.py > scripts/from_vllm/vllm.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+_NAME = re.compile(r"""["'](vllm:[a-z0-9_]+)["']""")
+_NO_METRICS = {"vllm:spec_decode", "vllm:diffusion"}
+_NOT_SERVING = {"benchmarks", "config", "kernels", "model_executor", "utils"}
+
+
+def options() -> list[dict[str, object]]:
+    """The options in the order of its help, each with its group, spellings, number of values and choices."""
+    parsing = importlib.import_module("vllm.utils.argparse_utils")
+    launching = importlib.import_module("vllm.entrypoints.launchers.cli_args")
+    parser: argparse.ArgumentParser = launching.make_arg_parser(parsing.FlexibleArgumentParser())
+    return [
+        {
+            "names": list(action.option_strings),
+            "group": "General" if group.title in ("options", "optional arguments") else group.title,
+            "values": _values(action),
+            "choices": sorted(str(choice) for choice in action.choices or () if choice is not None),
+        }
+        for group in parser._action_groups  # argparse has no other way to ask
+        for action in group._group_actions
+        if action.option_strings and action.dest != "help"
+    ]
+
+
+def metrics() -> list[str]:
+    """The names of its metrics, without the suffix of counters, as they stand in its source."""
+    found = find_spec("vllm")
+    if found is None or found.origin is None:
+        sys.exit("vllm is not installed for this Python")
+    root = Path(found.origin).parent
+    names = {
+        name.removesuffix("_total")
+        for path in root.rglob("*.py")
+        if path.relative_to(root).parts[0] not in _NOT_SERVING and path.parent != root
+        for name in _NAME.findall(path.read_text(encoding="utf-8"))
+    }
+    return sorted(names - _NO_METRICS)
+
+
+def _values(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return "none"
+    return "several" if action.nargs in ("+", "*") else "one"
+
+
+if __name__ == "__main__":
+    lists: dict[str, Sequence[object]] = {"options": options(), "metrics": metrics()}
+    print(f'{{"vllm": "{version("vllm").partition("+")[0]}"', end="")
+    for name, entries in lists.items():
+        lines = ",\n".join(json.dumps(entry) for entry in entries)
+        print(f',\n"{name}": [\n{lines}\n]', end="")
+    print("}")
