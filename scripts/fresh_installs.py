@@ -1,6 +1,6 @@
 """Install the wheel where there is no repository, and ask what it starts.
 
-    python -m scripts.fresh_installs [--python 3.11 ...] [--serve "up --grpc-port -1"] [--newest] [--keep FOLDER]
+    python -m scripts.fresh_installs [--python 3.11 ...] [--serve "up"] [--newest] [--keep FOLDER]
 
 Builds wheel and sdist and compares the wheel that the sdist builds. Then, with each Python from 3.11 to 3.13
 that this machine has, in new environments outside of the repository: the router alone, which must bring no
