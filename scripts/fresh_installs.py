@@ -26,7 +26,7 @@ from rich.console import Console
 from scripts.packaging import pythons
 from scripts.packaging.distributions import ROOT, WHEEL_LIMIT, DiffersError, built, contents
 from scripts.packaging.environments import Environment, clean_environment
-from scripts.packaging.first_answer import NoAnswerError, first_answer, free_port
+from scripts.packaging.first_answer import NoAnswerError, free_port, served
 
 TOOLS = ("build", "hatchling")
 PATIENCE_S = 300.0
@@ -123,9 +123,9 @@ class _Trial:
         port = free_port()
         command = environment.command("baton", *serve, "--port", str(port))
         cache = self._folder / "cache"
-        answer = first_answer(
-            command, port, self._folder, clean_environment(BATON_CACHE_DIR=str(cache)), PATIENCE_S
-        )
+        environment_of = clean_environment(BATON_CACHE_DIR=str(cache))
+        with served(command, port, self._folder, environment_of, PATIENCE_S) as server:
+            answer = server.ask()
         if "Baton" not in answer.text or answer.num_events < 2:
             raise RefusedError(f"{shlex.join(serve)} answered {answer.text!r} in {answer.num_events} events")
         if not any(cache.rglob("*.so")):

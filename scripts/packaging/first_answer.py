@@ -42,24 +42,56 @@ def free_port() -> int:
     return port
 
 
-def first_answer(
-    command: Sequence[str], port: int, folder: Path, environment: Mapping[str, str], patience_s: float
-) -> FirstAnswer:
-    """Start ``command`` in ``folder``, ask ``QUESTION`` as soon as it serves on ``port``, and stop it.
+class Served:
+    """A server that is ready on ``port`` of this machine."""
 
-    Raises NoAnswerError.
+    def __init__(self, port: int, began: float, deadline: float) -> None:
+        self.port = port
+        self._began = began
+        self._deadline = deadline
+
+    def ask(self) -> FirstAnswer:
+        """Ask ``QUESTION`` of the only model. Raises NoAnswerError."""
+        url = f"http://127.0.0.1:{self.port}/v1"
+        with urllib.request.urlopen(f"{url}/models", timeout=10) as response:
+            model = json.load(response)["data"][0]["id"]
+        body = {"model": model, "stream": True, "temperature": 0, "max_tokens": 48}
+        body["messages"] = [{"role": "user", "content": QUESTION}]
+        request = urllib.request.Request(
+            f"{url}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        first = None
+        pieces: list[str] = []
+        left = max(1.0, self._deadline - time.monotonic())
+        with urllib.request.urlopen(request, timeout=left) as response:
+            for line in response:
+                text = _text_of(line.decode())
+                if text:
+                    first = first or time.monotonic()
+                    pieces.append(text)
+        if first is None:
+            raise NoAnswerError("the stream had no text")
+        return FirstAnswer(first - self._began, time.monotonic() - self._began, "".join(pieces), len(pieces))
+
+
+@contextmanager
+def served(
+    command: Sequence[str], port: int, folder: Path, environment: Mapping[str, str], patience_s: float
+) -> Iterator[Served]:
+    """Start ``command`` in ``folder``, wait until it serves on ``port``, and stop it afterwards.
+
+    Raises NoAnswerError if it ends or is not ready in ``patience_s`` seconds.
     """
     began = time.monotonic()
+    deadline = began + patience_s
     with _started(command, folder, environment) as (process, log):
-        deadline = began + patience_s
-        while True:
+        while not _is_ready(port):
             if process.poll() is not None:
                 raise NoAnswerError(f"{command[0]} ended with status {process.returncode}\n{_tail(log)}")
             if time.monotonic() > deadline:
-                raise NoAnswerError(f"no answer within {patience_s:.0f} s\n{_tail(log)}")
-            if _is_ready(port):
-                return _asked(port, began, deadline)
+                raise NoAnswerError(f"not ready within {patience_s:.0f} s\n{_tail(log)}")
             time.sleep(0.1)
+        yield Served(port, began, deadline)
 
 
 @contextmanager
@@ -101,28 +133,6 @@ def _is_ready(port: int) -> bool:
             return bool(response.status == 200)
     except (OSError, urllib.error.URLError):
         return False
-
-
-def _asked(port: int, began: float, deadline: float) -> FirstAnswer:
-    url = f"http://127.0.0.1:{port}/v1"
-    with urllib.request.urlopen(f"{url}/models", timeout=10) as response:
-        model = json.load(response)["data"][0]["id"]
-    body = {"model": model, "stream": True, "temperature": 0, "max_tokens": 48}
-    body["messages"] = [{"role": "user", "content": QUESTION}]
-    request = urllib.request.Request(
-        f"{url}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    first = None
-    pieces: list[str] = []
-    with urllib.request.urlopen(request, timeout=max(1.0, deadline - time.monotonic())) as response:
-        for line in response:
-            text = _text_of(line.decode())
-            if text:
-                first = first or time.monotonic()
-                pieces.append(text)
-    if first is None:
-        raise NoAnswerError("the stream had no text")
-    return FirstAnswer(first - began, time.monotonic() - began, "".join(pieces), len(pieces))
 
 
 def _text_of(line: str) -> str:
