@@ -38,6 +38,9 @@ class Environment:
     def python(self) -> Path:
         return self.folder / "bin" / "python"
 
+    def python_version(self) -> str:
+        return self.run("--version").strip()
+
     def install(self, *requirements: str, constraints: Path | None = None) -> None:
         """Install with pip; CalledProcessError, after what pip says on standard error, if it cannot."""
         limits = ["-c", str(constraints)] if constraints else []
