@@ -30,7 +30,7 @@ PALETTE = (
 COLOURS = {"red": "#e02f44", "orange": "#ff9830", "yellow": "#e0b400", "green": "#73bf69"}
 PAGE, PANEL, EDGE, TEXT, FAINT = "#f4f5f5", "#ffffff", "#d8d9da", "#1f2429", "#6e7681"
 LEGEND_ROWS = 4
-_LEGEND_ROW, _TITLE, _AXIS = 14, 24, 62
+_LEGEND_ROW, _TITLE, _AXIS = 14, 24, 84
 
 
 class Canvas:
@@ -56,6 +56,7 @@ class Canvas:
             edgecolor=EDGE,
             linewidth=0.8,
             transform=self.figure.transFigure,
+            zorder=-1,  # beneath the axes, which a figure draws before its own shapes
         )
         self.figure.add_artist(shape)
 
@@ -104,7 +105,8 @@ def _place(box: Box) -> tuple[float, float, float, float]:
 def _panel(canvas: Canvas, panel: DrawnPanel, series: Sequence[Series], seconds: float) -> None:
     left, top, width, height = _place(panel.box)
     canvas.box(left, top, width, height)
-    canvas.text(left + 8, top + 6, panel.title, 9, weight="bold")
+    size = min(9.0, 9 * (width - 16) / (7.6 * len(panel.title)))
+    canvas.text(left + 8, top + 6, panel.title, size, weight="bold")
     if not series:
         _nothing(canvas, panel)
     elif panel.kind == "stat":
@@ -129,7 +131,7 @@ def _stat(canvas: Canvas, panel: DrawnPanel, series: Sequence[Series]) -> None:
     """Draw the last figure of the first series large, and its past beneath."""
     left, top, width, height = _place(panel.box)
     [first, *_] = series
-    canvas.text(left + 12, top + 32, written(first.values[-1], panel.unit), 19)
+    canvas.text(left + 12, top + 32, written(first.values[-1], panel.unit), 16)
     axes = canvas.axes(left + 1, top + height * 0.62, width - 2, height * 0.38 - 1)
     axes.fill_between(first.times, first.values, color=PALETTE[5], alpha=0.15, linewidth=0)
     axes.plot(first.times, first.values, color=PALETTE[5], linewidth=1)
@@ -195,6 +197,7 @@ def _heatmap(canvas: Canvas, panel: DrawnPanel, series: Sequence[Series], second
     some = range(0, len(edges), max(1, len(edges) // 6))
     _frame(axes, panel.unit, seconds)
     axes.grid(visible=False)
+    axes.set_ylim(-0.5, len(rows) - 0.5)
     axes.set_yticks([row + 0.5 for row in some], [_edge(edges[row], panel.unit) for row in some])
 
 

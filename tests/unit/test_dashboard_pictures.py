@@ -10,11 +10,13 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import parse_qs, urlparse
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 from matplotlib.text import Text
 
 from scripts.dashboard_pictures.answers import Series, Source, Span
-from scripts.dashboard_pictures.drawing import drawn
+from scripts.dashboard_pictures.drawing import PALETTE, drawn
 from scripts.dashboard_pictures.reading import Target, read
 from scripts.dashboard_pictures.units import written
 from tests.support.prometheus import DASHBOARDS
@@ -54,6 +56,16 @@ def test_every_panel_asks_all_of_its_queries_and_is_drawn(path: Path) -> None:
     figures = [panel for panel in picture.panels if panel.kind == "timeseries"]
     legends = [text for text in said if text.startswith("last ")]
     assert len(legends) >= 2 * len(figures)
+
+
+def test_lines_lie_above_their_panels(tmp_path: Path) -> None:
+    [path] = [path for path in DASHBOARDS if path.stem == "baton-cache"]
+    file = tmp_path / "picture.png"
+    drawn(read(path), rising, SECONDS).savefig(file)
+    seen = np.round(255 * imread(file)[..., :3]).astype(int).reshape(-1, 3)
+    for colour in PALETTE[:2]:
+        wanted = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)])
+        assert (np.abs(seen - wanted).max(axis=1) < 12).sum() > 2000, colour
 
 
 def test_legends_have_the_unit_of_the_panel() -> None:
