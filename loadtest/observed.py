@@ -111,6 +111,15 @@ def named(ring: Ring, prefix: str) -> dict[str, str]:
     return found
 
 
+def addressed(ring: Ring, prefix: str) -> dict[str, str]:
+    """Return the addresses of a ring's workers, each with its name."""
+    found: dict[str, str] = {}
+    for service in ring.workers:
+        assert isinstance(service.ready, WorkerReady)
+        found[service.ready.address] = f"{prefix}{service.name}"
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """Rings under load, and the Prometheus that scrapes them."""
@@ -120,6 +129,8 @@ class Observed:
     loads: Sequence[Pressure]
     names: Mapping[str, str]
     """Each target's address → what runs there."""
+    peers: Mapping[str, str]
+    """The address at which workers call each other → who that is."""
 
 
 @contextmanager
@@ -149,7 +160,8 @@ def observed(tmp: Path) -> Iterator[Observed]:
             stack.enter_context(pressure(simulation.url, at_once=14, max_tokens=48, keys=given)),
             stack.enter_context(pressure(real.url, at_once=2)),
         ]
-        yield Observed(server, simulation, loads, names)
+        peers = addressed(simulation, "sim-") | addressed(real, "")
+        yield Observed(server, simulation, loads, names, peers)
 
 
 def watch(server: Server, ring: Ring, seconds: float) -> Seen:

@@ -39,7 +39,7 @@ class Series:
 class Source:
     """A Prometheus, seen through Grafana's variables: all namespaces and models, rates over ``interval``.
 
-    ``names``: an instance's address → what legends say for it.
+    ``names``: a process's address → what legends say for it.
     """
 
     def __init__(self, url: str, span: Span, interval: str, names: Mapping[str, str]) -> None:
@@ -68,7 +68,7 @@ class Source:
         return sorted((each for each in series if each.values), key=lambda each: each.name)
 
     def _series(self, target: Target, labels: dict[str, str], points: list[tuple[float, str]]) -> Series:
-        known = labels | {"instance": self._names.get(labels.get("instance", ""), labels.get("instance", ""))}
+        known = {label: self._names.get(value, value) for label, value in labels.items()}
         name = _NAME.sub(lambda match: known.get(match[1], ""), target.legend)
         read = [(when - self._span.start, float(value)) for when, value in points]
         there = [(when, value) for when, value in read if math.isfinite(value)]

@@ -231,8 +231,9 @@ def _legend(
         at = left + column * (number // LEGEND_ROWS)
         row = top + _LEGEND_ROW * (number % LEGEND_ROWS)
         canvas.text(at + 12, row - 2, "━", 9, colour=PALETTE[number % len(PALETTE)], weight="bold")
-        canvas.text(at + 30, row, _cut(each.name, int((column - 230) / 5.5)), 7.5)
-        figures = f"last {written(each.values[-1], panel.unit)}   max {written(max(each.values), panel.unit)}"
+        figures = f"{written(each.values[-1], panel.unit)} (max {written(max(each.values), panel.unit)})"
+        room = int((column - 45 - 5.2 * len(figures)) / 5.3)
+        canvas.text(at + 30, row, _cut(each.name, room), 7.5)
         canvas.text(at + column - 10, row, figures, 7.5, colour=FAINT, right=True)
 
 
