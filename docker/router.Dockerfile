@@ -19,7 +19,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY services services
 COPY kernels kernels
 COPY docker/trim docker/trim
-RUN python3 -m pip --python /opt/baton/bin/python install ".[${EXTRAS}]" -c constraints.txt \
+RUN python3 -m pip --python /opt/baton/bin/python install ".${EXTRAS:+[$EXTRAS]}" -c constraints.txt \
     && docker/trim /opt/baton \
     && /opt/baton/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is not None)'
 
