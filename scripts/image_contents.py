@@ -1,6 +1,6 @@
 """List what images contain, and how large it is, without Docker.
 
-    python -m scripts.image_contents [router] [worker-cpu] [--python 3.11] [--all]
+    python -m scripts.image_contents [--image router worker-cpu] [--python 3.12] [--all]
 
 Installs what each Dockerfile installs into an environment of its own, trims it with ``docker/trim``, starts
 what is left, and measures it: unpacked, and compressed as the layer of an image. Not measured, as they come
@@ -67,7 +67,7 @@ def main() -> int:
 
 def _options(names: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("image", nargs="*", choices=names, default=["router", "worker-cpu"])
+    parser.add_argument("--image", nargs="+", choices=names, default=["router", "worker-cpu"])
     parser.add_argument("--python", choices=pythons.VERSIONS, default="3.12")
     parser.add_argument("--all", action="store_true", help=f"list all packages, not the {SHOWN} largest")
     return parser.parse_args()
