@@ -135,9 +135,9 @@ class _Release:
     def _distributions(self, tools: Environment) -> Distributions:
         found = built(tools, self.output)
         files = [str(found.wheel), str(found.sdist)]
-        checked = tools.called("twine", "check", "--strict", *files)
+        tools.called("twine", "check", "--strict", *files)
         self._made(found.wheel, "the sdist builds the same")
-        self._made(found.sdist, "twine " + " ".join(sorted(set(checked.split()) & {"PASSED", "WARNING"})))
+        self._made(found.sdist, "twine check passed")
         self.pushes.append(["twine", "upload", "--repository", self.index, *files])
         return found
 
