@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -129,7 +130,8 @@ class _Release:
                 f"{'would run' if dry_run else 'running'}  {shlex.join(command)}", soft_wrap=True
             )
             if not dry_run:
-                subprocess.run(command, check=True, cwd=ROOT)
+                programs = f"{self.scratch / 'tools' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+                subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"PATH": programs})
         return 0
 
     def _distributions(self, tools: Environment) -> Distributions:
@@ -174,7 +176,11 @@ class _Release:
         path = self.output / f"baton-{baton.__version__}-{name}.cdx.json"
         options = ("--output-reproducible", "--output-format", "JSON", "--output-file", str(path))
         tools.called("cyclonedx-py", "environment", *options, str(installed.python))
-        document = json.loads(path.read_text())
+        text = path.read_text().replace(
+            wheel.resolve().as_uri(), wheel.name
+        )  # not where it lay when this ran
+        path.write_text(text)
+        document = json.loads(text)
         self._made(path, f"{len(document['components'])} packages")
 
     def _provenance(self, began: datetime) -> None:
