@@ -66,9 +66,10 @@ clean:  ## remove everything that was installed or built
 	exit 1
 	@touch $@
 
-# Serving needs less than developing, and whoever only wants to see it run should not wait for the rest.
+# Serving needs less than developing, and whoever only wants to see it run should not wait for the rest, nor for
+# the compilation of all of torch: a start compiles what it imports, and the next finds it compiled.
 .venv/.worker: .venv/.created pyproject.toml constraints.txt
-	$(BIN)/pip install -e '.[worker]' -c constraints.txt
+	$(BIN)/pip install --no-compile -e '.[worker]' -c constraints.txt
 	@touch $@
 
 .venv/.dev: .venv/.created pyproject.toml constraints.txt

@@ -1,7 +1,9 @@
 # The router: no torch, no compiler. From the root of the repository:
-#   docker build -f docker/router.Dockerfile -t baton-router:0.1.0 .
+#   docker build -f docker/router.Dockerfile -t baton-router:VERSION .
 # BASE may be any Debian or Ubuntu with Python 3.11 to 3.13 and its venv module. Pin it by digest where you build.
 ARG BASE=python:3.12.12-slim-bookworm
+# What the chart needs: finding workers by EndpointSlices, simulated workers, traces. EXTRAS= leaves all of it out.
+ARG EXTRAS=kubernetes,sim,otel
 
 FROM ${BASE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -9,16 +11,20 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_TRUSTED_HOST
-RUN python3 -m venv /opt/baton
+ARG EXTRAS
+RUN apt-get update && apt-get install -y --no-install-recommends binutils \
+    && python3 -m venv --without-pip /opt/baton
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY services services
 COPY kernels kernels
-RUN /opt/baton/bin/pip install '.[kubernetes,sim,otel]' -c constraints.txt \
+COPY docker/trim docker/trim
+RUN python3 -m pip --python /opt/baton/bin/python install ".${EXTRAS:+[$EXTRAS]}" -c constraints.txt \
+    && docker/trim /opt/baton \
     && /opt/baton/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is not None)'
 
 FROM ${BASE}
-ARG VERSION=0.1.0
+ARG VERSION=unknown
 ARG REVISION=unknown
 ARG CREATED=unknown
 LABEL org.opencontainers.image.title="baton-router" \

@@ -1,6 +1,6 @@
 # A worker, for CPUs or for CUDA. From the root of the repository:
-#   docker build -f docker/worker.Dockerfile --build-arg DEVICE=cpu  -t baton-worker:0.1.0-cpu .
-#   docker build -f docker/worker.Dockerfile --build-arg DEVICE=cuda -t baton-worker:0.1.0-cuda .
+#   docker build -f docker/worker.Dockerfile --build-arg DEVICE=cpu  -t baton-worker:VERSION-cpu .
+#   docker build -f docker/worker.Dockerfile --build-arg DEVICE=cuda -t baton-worker:VERSION-cuda .
 # Torch brings the CUDA libraries it wants; the driver comes from the node (NVIDIA's container toolkit).
 ARG BASE=python:3.12.12-slim-bookworm
 ARG DEVICE=cpu
@@ -12,20 +12,23 @@ ARG PIP_INDEX_URL
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 ARG PIP_TRUSTED_HOST
 ARG DEVICE
-RUN python3 -m venv /opt/baton
+RUN apt-get update && apt-get install -y --no-install-recommends binutils \
+    && python3 -m venv --without-pip /opt/baton
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY services services
 COPY kernels kernels
+COPY docker/trim docker/trim
 RUN case "${DEVICE}" in \
       cpu) extras=worker; if [ -n "${TORCH_CPU_INDEX}" ]; then export PIP_EXTRA_INDEX_URL="${TORCH_CPU_INDEX}"; fi ;; \
       cuda) extras=worker,gpu,ucx,nixl ;; \
       *) echo "DEVICE must be cpu or cuda, not ${DEVICE}" >&2; exit 1 ;; \
     esac \
-    && /opt/baton/bin/pip install ".[${extras}]" -c constraints.txt
+    && python3 -m pip --python /opt/baton/bin/python install ".[${extras}]" -c constraints.txt \
+    && docker/trim /opt/baton
 
 FROM ${BASE}
-ARG VERSION=0.1.0
+ARG VERSION=unknown
 ARG REVISION=unknown
 ARG CREATED=unknown
 ARG DEVICE

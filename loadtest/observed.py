@@ -17,7 +17,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,15 +101,67 @@ def simulated_ring(tmp: Path, redis: str | None) -> Iterator[tuple[Ring, list[st
         yield rings["simulated"], given
 
 
-def addresses(rings: Sequence[Ring]) -> list[str]:
-    """Return the addresses of metrics."""
-    found = [ring.url.removeprefix("http://") for ring in rings]
-    for ring in rings:
-        for service in ring.workers:
-            assert isinstance(service.ready, WorkerReady)
-            assert service.ready.metrics is not None
-            found.append(service.ready.metrics)
+def named(ring: Ring, prefix: str) -> dict[str, str]:
+    """Return the addresses of a ring's metrics, each with the name of who is there."""
+    found = {ring.url.removeprefix("http://"): f"{prefix}router"}
+    for service in ring.workers:
+        assert isinstance(service.ready, WorkerReady)
+        assert service.ready.metrics is not None
+        found[service.ready.metrics] = f"{prefix}{service.name}"
     return found
+
+
+def addressed(ring: Ring, prefix: str) -> dict[str, str]:
+    """Return the addresses of a ring's workers, each with its name."""
+    found: dict[str, str] = {}
+    for service in ring.workers:
+        assert isinstance(service.ready, WorkerReady)
+        found[service.ready.address] = f"{prefix}{service.name}"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Rings under load, and the Prometheus that scrapes them."""
+
+    server: Server
+    simulation: Ring
+    loads: Sequence[Pressure]
+    names: Mapping[str, str]
+    """Each target's address → what runs there."""
+    peers: Mapping[str, str]
+    """The address at which workers call each other → who that is."""
+
+
+@contextmanager
+def observed(tmp: Path) -> Iterator[Observed]:
+    """Start both rings, the planner and the Prometheus, and keep asking."""
+    with ExitStack() as stack:
+        redis = None
+        if REDIS is not None:
+            redis = RedisServer(tmp)
+            redis.start()
+            stack.callback(redis.kill)
+        simulation, given = stack.enter_context(simulated_ring(tmp, redis.url if redis else None))
+        real = stack.enter_context(
+            running_ring(
+                tmp / "real",
+                options=("--host-kv-memory", "64MiB"),
+                decode_options=("--speculative-method", "ngram"),
+                router_options=TARGETS,
+            )
+        )
+        planner = free_port()
+        names = named(simulation, "sim-") | named(real, "") | {f"127.0.0.1:{planner}": "planner"}
+        server = stack.enter_context(running_prometheus(tmp, list(names), every=EVERY))
+        of_real = f'instance=~"{"|".join(named(real, ""))}"'
+        stack.enter_context(running_planner(tmp, real, server.url, planner, of_real))
+        loads = [
+            stack.enter_context(pressure(simulation.url, at_once=14, max_tokens=48, keys=given)),
+            stack.enter_context(pressure(real.url, at_once=2)),
+        ]
+        peers = addressed(simulation, "sim-") | addressed(real, "")
+        yield Observed(server, simulation, loads, names, peers)
 
 
 def watch(server: Server, ring: Ring, seconds: float) -> Seen:
@@ -175,33 +227,9 @@ def main() -> int:
     console = Console(width=140)
     for line in conditions("loadtest.observed"):
         console.print(line, soft_wrap=True)
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        tmp = Path(scratch)
-        redis = None
-        if REDIS is not None:
-            redis = RedisServer(tmp)
-            redis.start()
-            stack.callback(redis.kill)
-        simulation, given = stack.enter_context(simulated_ring(tmp, redis.url if redis else None))
-        real = stack.enter_context(
-            running_ring(
-                tmp / "real",
-                options=("--host-kv-memory", "64MiB"),
-                decode_options=("--speculative-method", "ngram"),
-                router_options=TARGETS,
-            )
-        )
-        planner = free_port()
-        targets = [*addresses((simulation, real)), f"127.0.0.1:{planner}"]
-        server = stack.enter_context(running_prometheus(tmp, targets, every=EVERY))
-        of_real = f'instance=~"{"|".join(addresses((real,)))}"'
-        stack.enter_context(running_planner(tmp, real, server.url, planner, of_real))
-        loads = [
-            stack.enter_context(pressure(simulation.url, at_once=14, max_tokens=48, keys=given)),
-            stack.enter_context(pressure(real.url, at_once=2)),
-        ]
-        seen = watch(server, simulation, chosen.seconds)
-        return int(not report(server, seen, loads, len(targets), console))
+    with tempfile.TemporaryDirectory() as scratch, observed(Path(scratch)) as run:
+        seen = watch(run.server, run.simulation, chosen.seconds)
+        return int(not report(run.server, seen, run.loads, len(run.names), console))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,10 @@ DASHBOARD = Dashboard(
             "Memory",
             (
                 Panel(
-                    "KV blocks in use", "percentunit", (Query(_each("baton_kv_usage_ratio"), "{{instance}}"),)
+                    "KV blocks in use",
+                    "percentunit",
+                    (Query(_each("baton_kv_usage_ratio"), "{{instance}}"),),
+                    alert="BatonKvFull",
                 ),
                 Panel(
                     "Blocks promised to handoffs",
@@ -106,6 +109,7 @@ DASHBOARD = Dashboard(
                     "ops",
                     (Query(_rate_each("baton_preemptions_total"), "{{instance}}"),),
                     "Each costs its answer a pause: there are more answers than the memory holds.",
+                    alert="BatonPreemptions",
                 ),
                 Panel(
                     "Deadlines exceeded",

@@ -43,7 +43,12 @@ DASHBOARD = Dashboard(
                     "The stages of one request sum to its time to first token: so do these means.",
                     stacked=True,
                 ),
-                latency("Time to first token", "baton_time_to_first_token_seconds", "The whole of it."),
+                latency(
+                    "Time to first token",
+                    "baton_time_to_first_token_seconds",
+                    "The whole of it.",
+                    "BatonFirstTokenSlow",
+                ),
                 Panel(
                     "Stages, p99",
                     "s",

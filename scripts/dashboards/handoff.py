@@ -122,6 +122,7 @@ DASHBOARD = Dashboard(
                         ),
                     ),
                     "A fence ends what does not end by itself, after seconds.",
+                    alert="BatonHandoffStuck",
                 ),
                 Panel(
                     "Handoffs completed",

@@ -8,12 +8,12 @@ from scripts.dashboards.promql import or_zero, quantile, rate, ratio, routers, s
 TARGETS = "the router has --slo-ttft or --slo-itl"
 
 
-def latency(title: str, metric: str, text: str) -> Panel:
+def latency(title: str, metric: str, text: str, alert: str = "") -> Panel:
     """Quantiles of one of the router's histograms."""
     buckets = rate(routers(f"{metric}_bucket"))
     queries = tuple(Query(quantile(share, buckets), f"p{share * 100:g}") for share in (0.5, 0.9, 0.95, 0.99))
     mean = ratio(total(rate(routers(f"{metric}_sum"))), total(rate(routers(f"{metric}_count"))))
-    return Panel(title, "s", (*queries, Query(mean, "mean")), text)
+    return Panel(title, "s", (*queries, Query(mean, "mean")), text, alert=alert)
 
 
 def stat(title: str, unit: Unit, expr: str, text: str = "", needs: str = "") -> Panel:
@@ -55,11 +55,13 @@ DASHBOARD = Dashboard(
                     "Time to first token",
                     "baton_time_to_first_token_seconds",
                     "From a request's arrival at the router.",
+                    "BatonFirstTokenSlow",
                 ),
                 latency(
                     "Inter-token latency",
                     "baton_inter_token_latency_seconds",
                     "Between two deliveries of an answer.",
+                    "BatonTokensSlow",
                 ),
                 latency(
                     "Time per output token",
@@ -163,6 +165,7 @@ DASHBOARD = Dashboard(
                             "{{role}}",
                         ),
                     ),
+                    alert="BatonKvFull",
                 ),
                 Panel(
                     "Workers ready",

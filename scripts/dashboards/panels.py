@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from scripts.dashboards.limits import limit_of
+
 Kind = Literal["timeseries", "stat", "heatmap"]
 Unit = Literal[
     "s",
@@ -37,7 +39,8 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture. ``needs``: why it may be empty on a ring that works, if it may."""
+    """One picture. ``needs``: why it may be empty on a ring that works, if it may. ``alert``: who fires above
+    the line that is drawn, if there is one."""
 
     title: str
     unit: Unit
@@ -48,6 +51,7 @@ class Panel:
     width: int = 12
     height: int = 8
     needs: str = ""
+    alert: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,8 @@ def _datasource() -> dict[str, object]:
 
 
 def _panel(panel: Panel) -> dict[str, object]:
-    text = f"{panel.text} Empty unless {panel.needs}." if panel.needs else panel.text
+    text = f"{panel.text} The dashed line: {panel.alert}." if panel.alert else panel.text
+    text = f"{text} Empty unless {panel.needs}." if panel.needs else text
     return {
         "type": panel.kind,
         "title": panel.title,
@@ -179,7 +184,7 @@ def _panel(panel: Panel) -> dict[str, object]:
         "datasource": _datasource(),
         "targets": [_target(query, index, panel.kind) for index, query in enumerate(panel.queries)],
         "fieldConfig": {
-            "defaults": {"unit": _unit(panel.unit), "min": 0, **_drawing(panel)},
+            "defaults": {"unit": _unit(panel.unit), "min": 0, **_thresholds(panel), **_drawing(panel)},
             "overrides": [],
         },
         "options": _options(panel),
@@ -203,6 +208,13 @@ def _target(query: Query, index: int, kind: Kind) -> dict[str, object]:
     return target
 
 
+def _thresholds(panel: Panel) -> dict[str, object]:
+    if not panel.alert:
+        return {}
+    steps = [{"color": "green", "value": None}, {"color": "red", "value": limit_of(panel.alert)}]
+    return {"thresholds": {"mode": "absolute", "steps": steps}}
+
+
 def _drawing(panel: Panel) -> dict[str, object]:
     if panel.kind != "timeseries":
         return {}
@@ -216,6 +228,7 @@ def _drawing(panel: Panel) -> dict[str, object]:
             "showPoints": "never",
             "spanNulls": True,
             "stacking": stacking,
+            **({"thresholdsStyle": {"mode": "dashed"}} if panel.alert else {}),
         }
     }
 

@@ -39,6 +39,7 @@ DASHBOARD = Dashboard(
                     "s",
                     (Query(_each("baton_prefill_backlog_seconds"), "{{instance}}"),),
                     "What computing all that waits will take. Scale out where it nears the target for TTFT.",
+                    alert="BatonPrefillBacklog",
                 ),
                 Panel(
                     "Prompt tokens that wait",
@@ -134,7 +135,12 @@ DASHBOARD = Dashboard(
                         ),
                     ),
                 ),
-                Panel("Preemptions", "ops", (Query(_rate_each("baton_preemptions_total"), "{{instance}}"),)),
+                Panel(
+                    "Preemptions",
+                    "ops",
+                    (Query(_rate_each("baton_preemptions_total"), "{{instance}}"),),
+                    alert="BatonPreemptions",
+                ),
                 Panel(
                     "Flush: from the last chunk to the last send",
                     "s",

@@ -227,6 +227,7 @@ DASHBOARD = Dashboard(
                         ),
                     ),
                     "Of one core: each process of a router has one busy thread.",
+                    alert="BatonRouterBusy",
                 ),
                 Panel(
                     "Memory",
@@ -252,6 +253,7 @@ DASHBOARD = Dashboard(
                         ),
                     ),
                     "In the last minute. All answers of the process pause that long.",
+                    alert="BatonRouterTurnsLong",
                 ),
                 Panel(
                     "Tasks",

@@ -53,7 +53,9 @@ def test_no_command_shows_the_help() -> None:
 
 
 def test_version() -> None:
-    assert baton("version").stdout.startswith(f"baton {__version__} ")
+    told = baton("version").stdout
+    assert told.startswith(f"baton {__version__} ")
+    assert baton("--version").stdout == told
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.dashboards.limits import limit_of
 from tests.support.metric_docs import described, family
 from tests.support.prometheus import (
     DASHBOARDS,
@@ -84,6 +85,25 @@ def test_each_panel_has_a_unit_a_source_and_queries(dashboard: dict[str, Any]) -
             assert target["legendFormat"]
             if "[" in target["expr"]:
                 assert "[$__rate_interval]" in target["expr"], "rates go by the scrape interval"
+
+
+def test_lines_are_drawn_where_alerts_fire(dashboard: dict[str, Any]) -> None:
+    fires = {rule["alert"]: rule["expr"] for rule in rules() if "alert" in rule}
+    for panel in dashboard["panels"]:
+        named = re.search(r"The dashed line: (\w+)\.", panel.get("description", ""))
+        defaults = panel.get("fieldConfig", {}).get("defaults", {})
+        assert ("thresholds" in defaults) == bool(named), panel["title"]
+        if named:
+            *_, step = defaults["thresholds"]["steps"]
+            assert re.search(rf"> {step['value']:g}\b", fires[named[1]]), panel["title"]
+            assert defaults["custom"]["thresholdsStyle"] == {"mode": "dashed"}
+
+
+def test_an_alert_without_a_value_has_no_line() -> None:
+    assert limit_of("BatonKvFull") == 0.95
+    for alert in ("BatonIsNoAlert", "BatonNoRouter"):
+        with pytest.raises(ValueError, match=alert):
+            limit_of(alert)
 
 
 def test_processes_of_a_router_are_told_apart() -> None:

@@ -44,6 +44,22 @@ commands = typer.Typer(
 )
 
 
+def _version_asked(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@commands.callback()
+def baton(
+    asked: Annotated[
+        bool,
+        typer.Option("--version", help="Print Baton's version.", is_eager=True, callback=_version_asked),
+    ] = False,
+) -> None:
+    """Take the options of no command."""
+
+
 def app() -> None:
     """Run the command line. Errors of the person at the keyboard are one line, never a traceback."""
     try:
