@@ -11,12 +11,14 @@ from prometheus_client import CollectorRegistry
 
 from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
-from baton.router.api.http.ops.live import FILES
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.security.keys import KeyFile, entry_line, new_key
 from baton.router.shared.limits import Limits, Tenant
-from baton.router.ui.history import MAX_POINTS, WINDOW, History, buckets_of, quantile
+from baton.router.ui.files import PAGE_FILES
+from baton.router.ui.history import MAX_POINTS, WINDOW, History, quantile
+from baton.router.ui.totals import buckets_of
+from baton.telemetry.admission import AdmissionMetrics, AdmissionView, TenantView
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
 from baton.telemetry.ring import RingSource, WorkerView
 from tests.support.api_server import serving_app

@@ -19,7 +19,7 @@ export class ApiError extends Error {
 }
 
 /** Use ``given`` from now on; "" forgets the key. */
-export function useKey(given) {
+export function rememberKey(given) {
   key = given.trim();
   if (key) sessionStorage.setItem(STORED, key);
   else sessionStorage.removeItem(STORED);
