@@ -32,14 +32,15 @@ from tests.support.browser import CHROMIUM, Page, browsing
 from tests.support.ring import CLUSTER_KEY, Ring, Service, running, running_routers, simulated
 
 SEATS = 8
+BLOCKS = 1536
 STEPS = {
     "step_base_ms": 24,
     "step_row_ms": 0.3,
-    "prefill_ms_per_1k": 450,
+    "prefill_ms_per_1k": 150,
     "kv_bytes_per_token": 131072,
-    "link_bytes_per_s": 4e8,
+    "link_bytes_per_s": 2e9,
 }
-STREAMS = {"acme": 34, "lab": 16, "night-batch": 12}
+STREAMS = {"acme": 56, "lab": 28, "night-batch": 18}
 """The streams that each tenant keeps open."""
 
 
@@ -156,14 +157,21 @@ def main() -> None:
         tmp = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         file, keys = keys_of(tmp)
         (tmp / "steps.json").write_bytes(msgspec.json.encode(STEPS))
-        options = ["--profile", str(tmp / "steps.json"), "--max-num-seqs", str(SEATS), "--num-blocks", "512"]
+        options = [
+            "--profile",
+            str(tmp / "steps.json"),
+            "--max-num-seqs",
+            str(SEATS),
+            "--num-blocks",
+            str(BLOCKS),
+        ]
         workers: list[Service] = [
             simulated(tmp, f"{role}-{number}", role, *options)
             for role in ("prefill", "decode")
             for number in range(6)
         ]
         stack.enter_context(running(workers))
-        slo = ("--api-keys", str(file), "--slo-ttft", "2.5", "--slo-itl", "0.06")
+        slo = ("--api-keys", str(file), "--slo-ttft", "4", "--slo-itl", "0.06")
         rings = stack.enter_context(running_routers(tmp, "demo", {"router": workers}, slo))
         stack.enter_context(load(rings["router"].url, keys, chosen.fill + 120))
         asyncio.run(photograph(rings["router"], keys["operators"], chosen.into, chosen.fill))

@@ -100,7 +100,7 @@ class History:
         then, before = self._seen[0]
         _, last = self._seen[-1]
         self._seen.append((now, totals))
-        self._number += 1
+        self._number = max(self._number + 1, int(now / EVERY_S))  # alike in all processes of the router
         point = _point(self._number, now, max(now - then, 1e-9), before, last, totals)
         self._points.append((point, orjson.Fragment(orjson.dumps(point))))
         self._changes.look((view for _, view in self._views()), now)
@@ -151,15 +151,22 @@ class History:
             "targets": asdict(self._metrics.goodput.targets),
             "slo": totals.slo,
             "tenants": self._tenants(now, totals.tenants),
-            "workers": [
-                {**asdict(view), "model": model, "last_role": self._changes.role_of(view)}
-                for model, view in views
-            ],
+            "workers": [self._worker(model, view) for model, view in views],
             "pairs": pairs[:MAX_PAIRS],
             "pairs_left_out": max(0, len(pairs) - MAX_PAIRS),
             "changes": [asdict(change) for change in reversed(self._changes.latest)],
             "every_s": EVERY_S,
             "most_points": MAX_POINTS,
+            "number": self._number,
+        }
+
+    def _worker(self, model: str, view: WorkerView) -> dict[str, object]:
+        changes = self._changes
+        return {
+            **asdict(view),
+            "model": model,
+            "last_role": changes.role_of(view),
+            "drained": changes.has_drained(view),
         }
 
     def _views(self) -> list[tuple[str, WorkerView]]:

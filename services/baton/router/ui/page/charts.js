@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 
 const HEIGHT = 168;
-const MARGIN = { left: 46, right: 8, top: 8, bottom: 20 };
+const MARGIN = { left: 52, right: 8, top: 8, bottom: 20 };
 const MIN_SECONDS = 60; // that a chart is wide
 
 /** The width of an element in pixels, and the ref to give it. */
@@ -122,15 +122,15 @@ function useMoment(points) {
 
 /**
  * Areas on top of one another. ``series``: {key: class in page.css, name, of: point → value or null}, the lowest
- * first.
+ * first. ``least``: a value that the chart has room for in any case.
  */
-export function StackedArea({ data, title, series, form }) {
+export function StackedArea({ data, title, series, form, least = 0 }) {
   const [point, setMoment] = useMoment(data.points);
   const stacks = data.points.map((each) => {
     let below = 0;
     return [0, ...series.map(({ of }) => (below += of(each) ?? 0))];
   });
-  const top = niceTop(Math.max(0, ...stacks.map((stack) => stack.at(-1))));
+  const top = niceTop(Math.max(least, ...stacks.map((stack) => stack.at(-1))));
   return html`
     <${Legend} series=${series} point=${point} form=${form} />
     <${Frame} data=${data} title=${title} top=${top} form=${form} onPoint=${setMoment}>
@@ -145,10 +145,10 @@ export function StackedArea({ data, title, series, form }) {
 }
 
 /** Lines beside one another; where a value is null a line has a gap. */
-export function Lines({ data, title, series, form, most }) {
+export function Lines({ data, title, series, form, least = 0 }) {
   const [point, setMoment] = useMoment(data.points);
   const values = data.points.flatMap((each) => series.map(({ of }) => of(each) ?? 0));
-  const top = most ?? niceTop(Math.max(0, ...values));
+  const top = niceTop(Math.max(least, ...values));
   return html`
     <${Legend} series=${series} point=${point} form=${form} />
     <${Frame} data=${data} title=${title} top=${top} form=${form} onPoint=${setMoment}>
@@ -207,8 +207,9 @@ function shadesOf(data, of, low, high, scales, tall) {
     for (let at = low; at <= high; at += 1) {
       if (!(counts[at] > 0)) continue;
       const shade = Math.min(SHADES - 1, Math.floor(SHADES * Math.sqrt(counts[at] / most)));
-      const left = (scales.x(point.at) - wide).toFixed(1);
-      paths[shade].push(`M${left} ${scales.y(at - low + 1).toFixed(1)}h${wide.toFixed(1)}v${tall.toFixed(1)}h-${wide.toFixed(1)}z`);
+      const left = Math.max(MARGIN.left, scales.x(point.at) - wide);
+      const across = (scales.x(point.at) - left).toFixed(1);
+      paths[shade].push(`M${left.toFixed(1)} ${scales.y(at - low + 1).toFixed(1)}h${across}v${tall.toFixed(1)}h-${across}z`);
     }
   }
   return paths.map((cells) => cells.join(""));

@@ -15,12 +15,13 @@ export function rate(value) {
 
 export function milliseconds(value) {
   if (value === null || value === undefined) return NOTHING;
-  return value >= 10_000 ? `${rate(value / 1000)} s` : `${rate(value)} ms`;
+  return value >= 1000 ? `${rate(value / 1000)} s` : `${rate(value)} ms`;
 }
 
 export function percent(share) {
   if (share === null || share === undefined) return NOTHING;
-  return `${(100 * share).toFixed(share > 0.995 && share < 1 ? 2 : share < 0.1 || share > 0.99 ? 1 : 0)} %`;
+  const digits = share <= 0 || share >= 1 ? 0 : share > 0.995 ? 2 : share < 0.1 || share > 0.99 ? 1 : 0;
+  return `${(100 * share).toFixed(digits)} %`;
 }
 
 export function bytes(value) {

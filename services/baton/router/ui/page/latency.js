@@ -98,7 +98,7 @@ function Load({ data }) {
     { key: "warn", name: "waiting", of: (point) => point.waiting },
   ];
   return html`<${Card} id="load" title="Requests">
-    <${Lines} data=${data} title="Requests running and waiting" series=${requests} form=${count} />
+    <${Lines} data=${data} title="Requests running and waiting" series=${requests} form=${count} least=${4} />
   <//>`;
 }
 
@@ -111,7 +111,7 @@ function Tenants({ data }) {
     of: (point) => point.tenants[tenant] ?? 0,
   }));
   return html`<${Card} id="queue" title="Queue by tenant">
-    ${series.length > 0 && html`<${StackedArea} data=${data} title="Waiting requests by tenant; the table below has the figures" series=${series} form=${count} />`}
+    ${series.length > 0 && html`<${StackedArea} data=${data} title="Waiting requests by tenant; the table below has the figures" series=${series} form=${count} least=${4} />`}
     <table class="table">
       <thead><tr>
         <th scope="col">Tenant</th><th scope="col" class="number">Waiting</th><th scope="col" class="number">Open</th>
@@ -146,7 +146,7 @@ function Goodput({ data }) {
   const rows = Object.entries(slo).sort(([, a], [, b]) => b - a);
   return html`<${Card} id="slo" title="Goodput">
     <p class="muted">Requests with the ${named.filter(Boolean).join(", and ")}.</p>
-    <${Lines} data=${data} title="Share of requests that met their targets" most=${1} form=${percent}
+    <${Lines} data=${data} title="Share of requests that met their targets" least=${1} form=${percent}
       series=${[{ key: "good", name: "met, 10 s", of: goodputShare }]} />
     <table class="table">
       <thead><tr><th scope="col">Since start</th><th scope="col">Cause</th><th scope="col" class="number">Requests</th><th scope="col" class="number">Share</th></tr></thead>
@@ -167,8 +167,8 @@ function Goodput({ data }) {
 export function Latency({ data }) {
   return html`<div class="grid charts">
     <${Parts} id="ttft-parts" title="To the first token" data=${data} parts=${STAGES} of=${(point) => point.stages} since=${data.stages} />
-    <${TokenGaps} data=${data} />
     <${Parts} id="handoff-parts" title="From the first token to the second" data=${data} parts=${HANDOFF} of=${(point) => point.handoff} since=${data.handoff} />
+    <${TokenGaps} data=${data} />
     <${Quantiles} data=${data} />
     <${Goodput} data=${data} />
     <${Tenants} data=${data} />

@@ -47,7 +47,7 @@ function WorkerMemory({ worker }) {
   const blocks = blocksOf(worker);
   const told = PARTS.map(({ name, field }) => `${count(worker[field])} ${name}`).join(", ");
   return html`<li class="card worker-memory">
-    <h3><span class="role ${roleOf(worker)}">${roleOf(worker)}</span> ${worker.address}
+    <h3>${worker.address}
       ${state !== "ready" && html` <span class="pill ${state}">${state}</span>`}</h3>
     ${blocks > 0
       ? html`<${Cells} worker=${worker} label=${`KV blocks of ${worker.address}: ${told}`} />
@@ -87,11 +87,24 @@ function Total({ workers }) {
   </section>`;
 }
 
+const ROLES = ["prefill", "decode", "both", "unknown"];
+
 export function Memory({ data: { workers } }) {
   return html`
     <${Total} workers=${workers} />
-    <ul class="grid memory" aria-label="Workers">
-      ${workers.map((worker) => html`<${WorkerMemory} key=${worker.address} worker=${worker} />`)}
-    </ul>
+    ${ROLES.map((role) => {
+      const these = workers.filter((worker) => roleOf(worker) === role);
+      const blocks = these.reduce((total, worker) => total + blocksOf(worker), 0);
+      return (
+        these.length > 0 &&
+        html`<section key=${role} aria-labelledby="kv-of-${role}">
+          <h2 id="kv-of-${role}" class="of-role"><span class="role ${role}">${role}</span>
+            <span class="muted">${blocks ? `${percent(sum(these, "blocks_held") / blocks)} held` : ""}</span></h2>
+          <ul class="grid memory">
+            ${these.map((worker) => html`<${WorkerMemory} key=${worker.address} worker=${worker} />`)}
+          </ul>
+        </section>`
+      );
+    })}
   `;
 }

@@ -7,7 +7,8 @@ import { blocksOf, roleOf, stateOf, sum } from "./workers.js";
 
 const NARROW = 720; // pixels below which the router stands above the workers
 const CHARACTER = 6.7; // width of one, in the font of addresses
-const LABELS = 8; // pairs with their figures in the drawing
+const LABELS = 10; // most pairs with their figures in the drawing
+const FEW = 16; // pairs beside which figures can still be read
 const SHAPES = [
   { most: 8, tall: 54, gap: 12 },
   { most: 16, tall: 40, gap: 8 },
@@ -54,7 +55,7 @@ function layOut(workers, width) {
     lanes.decode.length && { name: "decode", x: right - wide, y: top - 10 },
     others.length && { name: lanes.both.length ? "both" : "unknown", x: left, y: below - 9 },
   ].filter(Boolean);
-  return { boxes, router, narrow, lanesAt, height: Math.max(bottom, router.y + router.tall) + 44, width, right, bottom };
+  return { boxes, router, narrow, lanesAt, height: Math.max(bottom, router.y + router.tall) + 44, width, left, right, bottom };
 }
 
 function curve(x1, y1, x2, y2) {
@@ -101,7 +102,16 @@ function MemoryBar({ worker, x, y, wide, tall }) {
     <rect class="cell cached" x=${x + held} y=${y} width=${cached} height=${tall} rx="1.5" />`;
 }
 
-function Worker({ box: { worker, x, y, wide, tall }, change }) {
+/** What goes over a worker's links: out of prefill, into decode. */
+function flowOf(worker, pairs) {
+  const role = roleOf(worker);
+  const end = role === "decode" ? "decode" : "prefill";
+  const total = sum(pairs.filter((pair) => pair[end] === worker.address), "bytes_per_s");
+  if (!(total > 0) || !worker.ready) return "";
+  return `${bytesPerSecond(total)} ${end === "decode" ? "in" : "out"}`;
+}
+
+function Worker({ box: { worker, x, y, wide, tall }, change, pairs }) {
   const state = stateOf(worker);
   const load = state === "ready" || state === "draining" ? `${worker.running} run · ${worker.waiting} wait` : state;
   const word = state === "draining" ? `draining · ${worker.running} run` : load;
@@ -109,17 +119,17 @@ function Worker({ box: { worker, x, y, wide, tall }, change }) {
   const short = tall < 30;
   const inner = wide - 22;
   const wordWide = Math.min(inner, word.length * 6.1);
-  const turned = change && wide > 200;
+  const beside = short || wide < 220 ? "" : (change?.what ?? flowOf(worker, pairs));
   return html`<g class="node ${state} of-${role} ${change ? "changed" : ""}" data-worker=${worker.address} data-state=${state} data-role=${role}>
     <title>${worker.address}: ${role}, ${state}, ${worker.running} running, ${worker.waiting} waiting</title>
     <rect class="box" x=${x} y=${y} width=${wide} height=${tall} rx=${short ? 4 : 7} />
     <rect class="edge" x=${x} y=${y + 4} width="3" height=${tall - 8} rx="1.5" />
-    <text class="name" x=${x + 12} y=${y + (short ? 13 : 19)}>${fitted(worker.address, short ? inner - wordWide - 8 : inner - (turned ? 118 : 0))}</text>
-    ${turned && !short && html`<text class="change" x=${x + wide - 10} y=${y + 19} text-anchor="end">${change.what}</text>`}
+    <text class="name" x=${x + 12} y=${y + (short ? 13 : 19)}>${fitted(worker.address, short ? inner - wordWide - 8 : inner - 6.4 * beside.length)}</text>
+    ${beside && html`<text class=${change ? "change" : "told"} x=${x + wide - 10} y=${y + 19} text-anchor="end">${beside}</text>`}
     ${short
       ? html`<text class="told" x=${x + wide - 10} y=${y + 13} text-anchor="end">${word}</text>`
       : html`<text class="told" x=${x + 12} y=${y + (tall < 50 ? 31 : 35)}>${word}</text>`}
-    ${!short && tall >= 50 && html`<text class="told" x=${x + wide - 10} y=${y + 35} text-anchor="end">${blocksOf(worker) ? `KV ${percent(worker.blocks_held / blocksOf(worker))}` : ""}</text>`}
+    ${!short && wide > 190 && html`<text class="told" x=${x + wide - 10} y=${y + (tall < 50 ? 31 : 35)} text-anchor="end">${blocksOf(worker) ? `KV ${percent(worker.blocks_held / blocksOf(worker))}` : ""}</text>`}
     <${MemoryBar} worker=${worker} x=${x + 12} y=${y + tall - (short ? 5 : tall < 50 ? 6 : 11)} wide=${inner} tall=${short ? 2 : tall < 50 ? 3 : 5} />
   </g>`;
 }
@@ -128,7 +138,7 @@ function Worker({ box: { worker, x, y, wide, tall }, change }) {
 function Prompts({ plan, workers }) {
   const { router, narrow, boxes } = plan;
   return workers
-    .filter((worker) => roleOf(worker) !== "decode" && stateOf(worker) !== "lost")
+    .filter((worker) => worker.ready && roleOf(worker) !== "decode" && boxes.get(worker.address).x === plan.left)
     .map((worker) => {
       const box = boxes.get(worker.address);
       const y = box.y + box.tall / 2;
@@ -143,7 +153,7 @@ function Prompts({ plan, workers }) {
 function pairCurve(plan, { prefill, decode }) {
   const from = plan.boxes.get(prefill);
   const to = plan.boxes.get(decode);
-  if (!from || !to || from === to) return null;
+  if (!from?.worker.ready || !to?.worker.ready || roleOf(from.worker) === "decode" || from === to) return null;
   const [x1, y1, x2, y2] = [from.x + from.wide, from.y + from.tall / 2, to.x, to.y + to.tall / 2];
   return { d: curve(x1, y1, x2, y2), x1, x2, y1, y2 };
 }
@@ -164,7 +174,7 @@ function heightAt({ x1, y1, x2, y2 }, x) {
 
 /** Labels in front of the decode workers, apart by their heights; those that find no room are left to the table. */
 function labelsOf(drawn, narrow) {
-  if (narrow) return [];
+  if (narrow || drawn.length > FEW) return [];
   const taken = [];
   const labels = [];
   for (const { pair, at } of drawn) {
@@ -172,13 +182,21 @@ function labelsOf(drawn, narrow) {
     for (const share of [0.3, 0.5, 0.7, 0.4, 0.6]) {
       const x = at.x1 + share * (at.x2 - at.x1);
       const y = heightAt(at, x);
-      if (taken.some((other) => Math.abs(other.y - y) < 17 && Math.abs(other.x - x) < 128)) continue;
+      if (taken.some((other) => Math.abs(other.y - y) < 22 && Math.abs(other.x - x) < 136)) continue;
       taken.push({ x, y });
       labels.push({ pair, x, y });
       break;
     }
   }
   return labels;
+}
+
+function Label({ x, y, text }) {
+  const wide = 14 + 6.2 * text.length;
+  return html`<g class="label">
+    <rect x=${x - wide / 2} y=${y - 9} width=${wide} height="18" rx="9" />
+    <text x=${x} y=${y + 4} text-anchor="middle">${text}</text>
+  </g>`;
 }
 
 /** From prefill to decode: the wider, the more bytes; moving while any go. */
@@ -199,9 +217,8 @@ function Handoffs({ plan, pairs }) {
       </g>`;
     })}
     ${labelsOf(drawn, plan.narrow).map(
-      ({ pair, x, y }) => html`<text key=${`${pair.prefill} ${pair.decode}`} class="label" x=${x} y=${y + 4} text-anchor="middle">
-        ${bytesPerSecond(pair.bytes_per_s)}${pair.open > 0 ? ` · ${pair.open} open` : ""}
-      </text>`,
+      ({ pair, x, y }) => html`<${Label} key=${`${pair.prefill} ${pair.decode}`} x=${x} y=${y}
+        text="${bytesPerSecond(pair.bytes_per_s)}${pair.open > 0 ? ` · ${pair.open} open` : ""}" />`,
     )}
   `;
 }
@@ -210,7 +227,7 @@ function Handoffs({ plan, pairs }) {
 function Tokens({ plan, last }) {
   const { router, right, narrow, bottom } = plan;
   const y = bottom + 22;
-  if (narrow) return html`<text class="label" x=${plan.width / 2} y=${y + 8} text-anchor="middle">tokens back to clients: ${rate(last?.token_rate)}/s</text>`;
+  if (narrow) return html`<${Label} x=${plan.width / 2} y=${y} text="${rate(last?.token_rate)} tokens/s back to clients" />`;
   const x = router.x + router.wide / 2;
   const edge = right + 12;
   const lowest = Math.max(y, router.y + router.tall + 22);
@@ -218,7 +235,7 @@ function Tokens({ plan, last }) {
   const flows = last?.token_rate > 0;
   return html`<g class="tokens ${flows ? "flows" : ""}">
     <path class="band" d=${d} marker-end="url(#arrow)" /><path class="motion" d=${d} />
-    <text class="label" x=${(x + right) / 2} y=${lowest + 4} text-anchor="middle">${rate(last?.token_rate)} tokens/s</text>
+    <${Label} x=${(x + right) / 2} y=${lowest} text="${rate(last?.token_rate)} tokens/s" />
   </g>`;
 }
 
@@ -246,7 +263,7 @@ function Drawing({ data }) {
       <${Handoffs} plan=${plan} pairs=${data.pairs} />
       ${plan.lanesAt.map(({ name, x, y }) => html`<text key=${name} class="lane ${name}" x=${x} y=${y}>${name === "both" ? "prefill and decode" : name}</text>`)}
       <${Router} box=${plan.router} data=${data} />
-      ${[...plan.boxes.values()].map((box) => html`<${Worker} key=${box.worker.address} box=${box} change=${recent.get(box.worker.address)} />`)}
+      ${[...plan.boxes.values()].map((box) => html`<${Worker} key=${box.worker.address} box=${box} change=${recent.get(box.worker.address)} pairs=${data.pairs} />`)}
     </svg>`}
     ${data.workers.length === 0 && html`<p class="muted">The router knows no worker yet.</p>`}
   </div>`;
@@ -255,7 +272,7 @@ function Drawing({ data }) {
 function Workers({ workers }) {
   return html`<section class="card" aria-labelledby="workers-title">
     <h2 id="workers-title">Workers</h2>
-    <div class="scroll" tabindex="0" role="region" aria-labelledby="workers-title">
+    <div class="scroll" tabindex="0" role="group" aria-label="Table of workers">
       <table class="table" id="workers">
         <thead><tr>
           <th scope="col">Worker</th><th scope="col">Role</th><th scope="col">Model</th><th scope="col">State</th>
@@ -287,7 +304,7 @@ function Pairs({ data: { pairs, pairs_left_out: left } }) {
   if (pairs.length === 0) return null;
   return html`<section class="card" aria-labelledby="pairs-title">
     <h2 id="pairs-title">Handoffs by pair</h2>
-    <div class="scroll tall" tabindex="0" role="region" aria-labelledby="pairs-title">
+    <div class="scroll tall" tabindex="0" role="group" aria-label="Table of pairs">
       <table class="table" id="pairs">
         <thead><tr>
           <th scope="col">Prefill</th><th scope="col">Decode</th><th scope="col" class="number">Open</th>
@@ -313,10 +330,10 @@ function Pairs({ data: { pairs, pairs_left_out: left } }) {
 function Changes({ data: { changes, now } }) {
   return html`<section class="card" aria-labelledby="changes-title">
     <h2 id="changes-title">Changes</h2>
-    <ol class="changes scroll tall" tabindex="0" role="log" aria-labelledby="changes-title">
+    <div class="scroll tall" tabindex="0" role="log" aria-label="Changes of workers, the latest first"><ol class="changes">
       ${changes.map(({ at, worker, what }) => html`<li key=${`${at} ${worker} ${what}`}><span>${worker}</span> <b>${what}</b> <span class="muted">${ago(now - at)}</span></li>`)}
       ${changes.length === 0 && html`<li class="muted">None since the router started.</li>`}
-    </ol>
+    </ol></div>
   </section>`;
 }
 

@@ -3,7 +3,7 @@
 /** The state in a word; every state has a class of the same name in page.css. */
 export function stateOf(worker) {
   if (worker.refused) return "refused";
-  if (!worker.ready) return "lost";
+  if (!worker.ready) return worker.drained ? "drained" : "lost";
   if (worker.draining) return "draining";
   return worker.ejected ? "ejected" : "ready";
 }
