@@ -71,7 +71,7 @@ class Page:
 
     async def until(self, expression: str, seconds: float = 15.0) -> None:
         async with asyncio.timeout(seconds):
-            while not await self.evaluate(expression):  # noqa: ASYNC110 - the page knows no events of ours
+            while not await self.evaluate(f"(async () => Boolean({expression}))()"):  # noqa: ASYNC110 - the page knows no events of ours
                 await asyncio.sleep(0.1)
 
     async def screenshot(self) -> bytes:
