@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from operator import itemgetter
 from typing import NoReturn
 
 import msgspec
@@ -14,7 +15,7 @@ import orjson
 
 from baton.router.processes.siblings import Siblings
 from baton.router.ui.changes import Changes
-from baton.router.ui.totals import Buckets, Observed, TenantTotals, Totals, summed, totals_of
+from baton.router.ui.totals import Buckets, Observed, PairTotals, TenantTotals, Totals, summed, totals_of
 from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.pairs import PairCounts
@@ -30,6 +31,7 @@ WINDOW = 5
 MAX_PAIRS = 256
 """Most pairs of workers in a document, those with the most bytes lately."""
 
+_WORKER_FIELDS = tuple(each.name for each in fields(WorkerView))
 TOTALS = "totals"
 """The name of the question that the processes of a router ask each other."""
 
@@ -137,7 +139,7 @@ class History:
     def _tell(self, now: float, totals: Totals) -> dict[str, object]:
         views = self._views()
         self._changes.look((view for _, view in views), now)
-        pairs = self._pairs(now, totals, {view.address for _, view in views})
+        pairs, left_out = self._pairs(now, totals, {view.address for _, view in views})
         return {
             "operator": True,
             "in_flight": totals.in_flight,
@@ -152,8 +154,8 @@ class History:
             "slo": totals.slo,
             "tenants": self._tenants(now, totals.tenants),
             "workers": [self._worker(model, view) for model, view in views],
-            "pairs": pairs[:MAX_PAIRS],
-            "pairs_left_out": max(0, len(pairs) - MAX_PAIRS),
+            "pairs": pairs,
+            "pairs_left_out": left_out,
             "changes": [asdict(change) for change in reversed(self._changes.latest)],
             "every_s": EVERY_S,
             "most_points": MAX_POINTS,
@@ -163,7 +165,7 @@ class History:
     def _worker(self, model: str, view: WorkerView) -> dict[str, object]:
         changes = self._changes
         return {
-            **asdict(view),
+            **{name: getattr(view, name) for name in _WORKER_FIELDS},
             "model": model,
             "last_role": changes.role_of(view),
             "drained": changes.has_drained(view),
@@ -180,32 +182,20 @@ class History:
         then, before = self._seen[0]
         return max(now - then, 1e-9), before
 
-    def _pairs(self, now: float, totals: Totals, known: set[str]) -> list[dict[str, object]]:
-        """Return the pairs of known workers, the busiest first. Rates are those of the last ten seconds."""
+    def _pairs(self, now: float, totals: Totals, known: set[str]) -> tuple[list[dict[str, object]], int]:
+        """Return the pairs of known workers, the busiest first, and the number of those that are left out.
+        Rates are those of the last ten seconds."""
         seconds, before = self._since(now)
         then = {(pair.prefill, pair.decode): pair.counts for pair in before.pairs}
-        told = []
+        nothing = PairCounts()
+        found = []
         for pair in totals.pairs:
             if pair.prefill in known and pair.decode in known:
-                counts = then.get((pair.prefill, pair.decode), PairCounts())
-                told.append((_risen(pair.counts.bytes, counts.bytes) / seconds, counts, pair))
-        told.sort(key=lambda each: (-each[0], each[2].prefill, each[2].decode))
-        return [
-            {
-                "prefill": pair.prefill,
-                "decode": pair.decode,
-                "open": pair.open,
-                "handoffs": pair.counts.handoffs,
-                "bytes": pair.counts.bytes,
-                "bytes_per_s": rate,
-                "handoffs_per_s": _risen(pair.counts.handoffs, counts.handoffs) / seconds,
-                "transfer_ms": _mean_ms(
-                    Observed(counts.handoffs, counts.transfer_s),
-                    Observed(pair.counts.handoffs, pair.counts.transfer_s),
-                ),
-            }
-            for rate, counts, pair in told
-        ]
+                counts = then.get((pair.prefill, pair.decode), nothing)
+                found.append((counts.bytes - pair.counts.bytes, pair.prefill, pair.decode, counts, pair))
+        found.sort(key=itemgetter(0, 1, 2))
+        told = [_pair_told(pair, counts, seconds) for _, _, _, counts, pair in found[:MAX_PAIRS]]
+        return told, len(found) - len(told)
 
     def _tenants(self, now: float, tenants: Mapping[str, TenantTotals]) -> list[dict[str, object]]:
         seconds, before = self._since(now)
@@ -229,6 +219,22 @@ class History:
 
     def _mine(self) -> Totals:
         return totals_of(self._metrics, self._admission, self._rings)
+
+
+def _pair_told(pair: PairTotals, before: PairCounts, seconds: float) -> dict[str, object]:
+    counts = pair.counts
+    return {
+        "prefill": pair.prefill,
+        "decode": pair.decode,
+        "open": pair.open,
+        "handoffs": counts.handoffs,
+        "bytes": counts.bytes,
+        "bytes_per_s": _risen(counts.bytes, before.bytes) / seconds,
+        "handoffs_per_s": _risen(counts.handoffs, before.handoffs) / seconds,
+        "transfer_ms": _mean_ms(
+            Observed(before.handoffs, before.transfer_s), Observed(counts.handoffs, counts.transfer_s)
+        ),
+    }
 
 
 def _point(number: int, now: float, seconds: float, before: Totals, last: Totals, totals: Totals) -> Point:
