@@ -38,6 +38,9 @@ class WorkerView:
     """The size of a block on all ranks together."""
     kv_groups: tuple[str, ...] = ()
     """What each KV group keeps, such as ``full`` or ``window 4096``."""
+    blocks_findable: tuple[int, ...] = ()
+    """The blocks that the worker's prefix cache can find, held ones included, for each KV group, as far as
+    the router's index has room for them."""
     link_bytes_per_s: float = 0.0
     """The goodput of one link while something is sent on it, as measured lately; 0.0: not yet."""
 

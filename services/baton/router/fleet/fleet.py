@@ -112,6 +112,7 @@ class Fleet:
             seats=hello.max_running,
             block_bytes=hello.block_size * hello.kv_bytes_per_token,
             kv_groups=tuple(map(_group_told, hello.kv_groups)),
+            blocks_findable=self.placer.findable(worker.address) if worker.ready else (),
             link_bytes_per_s=load.handoff_bytes_per_s,
         )
 

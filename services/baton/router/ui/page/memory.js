@@ -61,10 +61,22 @@ function WorkerMemory({ worker }) {
   </li>`;
 }
 
-/** What the model's groups of layers keep, of a model that has several. */
-function Groups({ worker: { kv_groups: groups } }) {
-  if (groups.length < 2) return null;
-  return html`<p class="muted">KV groups: ${groups.join(", ")}</p>`;
+/** What the prefix cache can find, for each group of the model's layers: held blocks too, if prompts may share them. */
+function Groups({ worker }) {
+  const { kv_groups: groups, blocks_findable: findable } = worker;
+  const blocks = blocksOf(worker);
+  if (findable.length === 0) return null;
+  return html`<dl class="groups">
+    ${findable.map(
+      (many, at) => html`<div key=${at}>
+        <dt>${groups[at] ?? "full"}</dt>
+        <dd><svg viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">
+            <rect class="cell free" width="100" height="6" /><rect class="cell cached" width=${Math.min(100, (100 * many) / blocks)} height="6" />
+          </svg>
+          ${count(many)} findable</dd>
+      </div>`,
+    )}
+  </dl>`;
 }
 
 function Total({ workers }) {
