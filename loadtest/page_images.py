@@ -4,8 +4,8 @@
     python -m loadtest.page_images --into /tmp/images
 
 Six prefill and six decode workers (`baton worker-sim`) answer three tenants, who ask for more than there are
-seats. Meanwhile one worker takes the other role, one drains and one is killed. The byte counts are what goes
-over the wire, where a simulated worker sends 8 bytes for a token.
+seats. Meanwhile one worker takes the other role, one drains and one is killed. The byte counts are what the
+KV would weigh: a simulated worker sends 8 bytes for a token.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ def disturb(ring: Ring) -> None:
 async def photograph(ring: Ring, operator: str, into: Path, fill_s: float) -> None:
     with tempfile.TemporaryDirectory() as profile:
         async with browsing(Path(profile)) as page:
-            await page.open(f"{ring.url}/ui")
+            await page.open(f"{ring.url}/version")  # a page of the same origin, which needs no key
             await page.evaluate(f"sessionStorage.setItem('baton-key', {json.dumps(operator)})")
-            await page.open(f"{ring.url}/ui#ring")
+            await page.open(f"{ring.url}/ui")
             await asyncio.sleep(fill_s)
             await take(page, BEFORE, into)
             await asyncio.to_thread(disturb, ring)

@@ -213,8 +213,9 @@ async def memory_is_that_of_the_metrics(page: Page, metrics: Samples) -> None:
 
 def milliseconds(text: str) -> float:
     """Return what a duration of the page says, in milliseconds."""
-    figure, unit = re.fullmatch(r"([\d.]+) (ms|s)", text).groups()  # type: ignore[union-attr]
-    return float(figure) * (1000 if unit == "s" else 1)
+    found = re.fullmatch(r"([\d.]+) (ms|s)", text)
+    assert found is not None, text
+    return float(found[1]) * (1000 if found[2] == "s" else 1)
 
 
 async def latencies_are_those_of_the_metrics(page: Page, metrics: Samples) -> None:

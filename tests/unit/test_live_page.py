@@ -218,7 +218,7 @@ async def test_several_processes_add_up() -> None:
         pages.append(history(metrics, [PREFILL, VIEW], tally, acme=number))
     both = summed([await page.totals() for page in pages])
     assert both.generated_tokens == 30 and both.slo == {"none": 2}
-    assert both.stages["prefill"] == (2, pytest.approx(0.3))
+    assert both.stages["prefill"].number == 2 and both.stages["prefill"].seconds == pytest.approx(0.3)
     assert both.tenants["acme"].waiting == 3 and both.tenants["acme"].open == 2
     (pair,) = both.pairs
     assert pair.counts == PairCounts(2, 3, 0.004, 0.002, 0.001)
@@ -354,6 +354,37 @@ async def test_without_the_option_there_is_no_page(tmp_path: Path) -> None:
     async with serving_app(app_for(service)) as url, httpx.AsyncClient(base_url=url) as http:
         assert (await http.get("/ui")).status_code == 404
         assert (await http.get("/ui/data")).status_code == 404
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: the live page is NOT tested")
+async def test_the_page_asks_for_a_key_and_shows_a_tenant_its_own(tmp_path: Path) -> None:
+    key = new_key()
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys:\n{entry_line(key, 'ci', 'acme')}")
+    metrics = RouterMetrics(CollectorRegistry())
+    authentication = Authentication(KeyFile(str(file), Limits()).find, Tenant())
+    service = CompletionService(
+        FakeRing(lambda call: [70]),
+        byte_level_tokenizer(tmp_path),
+        ApiSettings(),
+        metrics,
+        authentication=authentication,
+    )
+    app = app_for(service, history=history(metrics, acme=2, lab=7))
+    async with serving_app(app) as url, browsing(tmp_path / "browser") as page:
+        await page.open(f"{url}/ui#ring")
+        for given in ("baton-wrong", key):
+            await page.until("document.activeElement.id === 'key-field'")
+            await page.evaluate(f"document.activeElement.value = {given!r}")
+            await page.evaluate("document.getElementById('key').requestSubmit()")
+            if given != key:
+                await page.until("document.querySelector('#key [role=alert]')")
+        await page.until("document.querySelector('#tenant')?.textContent === 'acme'")
+        assert await page.evaluate("document.getElementById('waiting').textContent") == "2"
+        links = "[...document.querySelectorAll('nav a')].map((link) => link.textContent)"
+        assert await page.evaluate(links) == ["Requests", "Playground"]
+        assert await page.evaluate("document.getElementById('key')") is None
+        assert all("401" in each for each in page.errors) and len(page.errors) == 2, "asked once for each key"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: the live page is NOT tested")

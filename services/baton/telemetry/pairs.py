@@ -29,15 +29,15 @@ class PairCounts:
     bytes: int = 0
     """The bytes of KV blocks that arrived."""
     transfer_s: float = 0.0
-    """From pages bound to the last block."""
+    """The time from pages bound to the last block."""
     flush_s: float = 0.0
-    """From the last chunk computed to the last send over."""
+    """The time from the last chunk computed to the last send over."""
     commit_s: float = 0.0
-    """Until the request was decode's."""
+    """The time from hearing of that end to the request being decode's."""
     joined: int = 0
     """The handed-over requests for which decode has computed a first step."""
     queue_s: float = 0.0
-    """From the commit until that step began."""
+    """The time from the commit until that step began."""
     step_s: float = 0.0
     """The step itself."""
 

@@ -48,15 +48,17 @@ function useData() {
       clearTimeout(timer);
       if (asking) return;
       asking = true;
+      let waits = false; // for a key
       try {
         data = await ask(data);
         setState({ data, error: null });
       } catch (error) {
-        if (error.asksForKey) data = null;
+        waits = error.asksForKey === true;
+        if (waits) data = null;
         setState({ data, error });
       }
       asking = false;
-      timer = setTimeout(run, document.hidden ? HIDDEN_MS : EVERY_MS);
+      if (!waits) timer = setTimeout(run, document.hidden ? HIDDEN_MS : EVERY_MS);
     }
     again.current = () => {
       data = null;
