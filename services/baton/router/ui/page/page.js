@@ -183,7 +183,7 @@ function App() {
         <path class="of-prefill" d="M3 13 13 3" /><path class="of-decode" d="M9 7l4-4" />
       </svg>Baton</h1>
       <${State} data=${data} error=${error} />
-      <${Navigation} views=${views} current=${current.name} />
+      ${data && html`<${Navigation} views=${views} current=${current.name} />`}
       ${hasKey() && html`<button class="quiet" onClick=${forget}>Forget key</button>`}
     </header>
     <main id="view" tabindex="-1">
