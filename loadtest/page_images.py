@@ -171,7 +171,7 @@ def main() -> None:
             for number in range(6)
         ]
         stack.enter_context(running(workers))
-        slo = ("--api-keys", str(file), "--slo-ttft", "4", "--slo-itl", "0.06")
+        slo = ("--api-keys", str(file), "--slo-ttft", "4", "--slo-itl", "0.12")
         rings = stack.enter_context(running_routers(tmp, "demo", {"router": workers}, slo))
         stack.enter_context(load(rings["router"].url, keys, chosen.fill + 120))
         asyncio.run(photograph(rings["router"], keys["operators"], chosen.into, chosen.fill))

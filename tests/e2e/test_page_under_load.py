@@ -256,6 +256,7 @@ async def test_a_lost_worker_and_another_role_are_seen_at_once(ring: Ring, tmp_p
         assert (switched.was, switched.now) == ("prefill", "decode")
         await seen(page, turned, "decode ready")
         await page.until("document.querySelector('.changes').textContent.includes('prefill to decode')", 2)
+        await page.until("document.querySelector('.changes').textContent.includes('left, drained')", 2)
         killed.kill()
         await seen(page, killed, "decode lost")
         await page.until("document.querySelector('.changes').textContent.includes('lost')", 2)

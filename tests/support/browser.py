@@ -58,6 +58,7 @@ class Page:
         motion."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
+        await self.call("Emulation.setScrollbarsHidden", hidden=True)
         wanted = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce"}
         features = [{"name": name, "value": value} for name, value in wanted.items()]
         await self.call("Emulation.setEmulatedMedia", features=features)

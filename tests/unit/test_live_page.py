@@ -254,10 +254,10 @@ def test_changes_of_workers_are_told_once() -> None:
     assert look(PREFILL, VIEW) == [], "what is there when the router starts is no change"
     assert look(PREFILL, VIEW) == []
     assert look(PREFILL, gone) == ["w:1 lost"]
-    assert changes.role_of(gone) == "decode" and not changes.has_drained(gone)
+    assert changes.role_of(gone) == "decode", "its last one"
     assert look(PREFILL, VIEW) == ["w:1 ready, decode"]
     assert look(PREFILL, replace(VIEW, draining=True)) == ["w:1 draining"]
-    assert look(PREFILL, gone) == ["w:1 left, drained"] and changes.has_drained(gone)
+    assert look(PREFILL, replace(gone, drained=True)) == ["w:1 left, drained"]
     assert look(PREFILL, replace(VIEW, role="prefill")) == ["w:1 decode to prefill"]
     assert look(PREFILL, replace(VIEW, role="prefill", ejected=True)) == ["w:1 ejected"]
     assert look(PREFILL, replace(VIEW, role="prefill")) == ["w:1 back from ejection"]
@@ -390,10 +390,11 @@ async def test_the_page_asks_for_a_key_and_shows_a_tenant_its_own(tmp_path: Path
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: the live page is NOT tested")
 async def test_who_gets_no_requests_does_not_count_as_ready(tmp_path: Path) -> None:
     views = [
-        VIEW,
+        replace(VIEW, kv_groups=("full", "window 512"), blocks_findable=(12, 3)),
         replace(VIEW, address="w:2", draining=True),
         replace(VIEW, address="w:3", ejected=True),
         replace(VIEW, address="w:4", ready=False),
+        replace(VIEW, address="w:5", ready=False, drained=True),
     ]
     metrics = RouterMetrics(CollectorRegistry())
     service = CompletionService(
@@ -405,6 +406,10 @@ async def test_who_gets_no_requests_does_not_count_as_ready(tmp_path: Path) -> N
         state = "document.getElementById('state').textContent.trim()"
         await page.until(f"{state}.startsWith('live')")
         rows = "[...document.querySelectorAll('#workers tbody tr')].map((row) => row.cells[3].textContent)"
-        assert await page.evaluate(rows) == ["ready", "draining", "ejected", "lost"]
-        assert await page.evaluate(state) == "live, 1 of 4 workers ready"
+        assert await page.evaluate(rows) == ["ready", "draining", "ejected", "lost", "drained"]
+        assert await page.evaluate(state) == "live, 1 of 5 workers ready"
+        await page.evaluate("location.hash = 'memory'")
+        groups = "[...document.querySelectorAll('.groups div')].map((each) => each.textContent.trim())"
+        await page.until(f"{groups}.length")
+        assert await page.evaluate(groups) == ["full 12 findable", "window 512 3 findable"]
         assert not page.errors

@@ -28,6 +28,8 @@ class WorkerView:
     ejected: bool = False
     refused: bool = False
     """Whether the worker serves something else than the router does."""
+    drained: bool = False
+    """Whether the worker is not ready because it has drained."""
     waiting_tokens: int = 0
     """Prompt tokens that are accepted and not computed."""
     blocks_reserved: int = 0

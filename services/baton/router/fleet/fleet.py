@@ -107,6 +107,7 @@ class Fleet:
             open_handoffs=load.open_handoffs,
             ejected=self.members.ejected(worker),
             refused=worker.refused,
+            drained=worker.left_drained,
             waiting_tokens=load.waiting_prefill_tokens,
             blocks_reserved=load.blocks_reserved,
             seats=hello.max_running,

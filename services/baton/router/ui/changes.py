@@ -31,17 +31,11 @@ class Changes:
         self._seen: dict[str, WorkerView] = {}
         self._roles: dict[str, str] = {}
         """The role that each worker had when it was last ready."""
-        self._drained: set[str] = set()
-        """The workers whose last stream ended as they had drained."""
         self._looked = False
 
     def role_of(self, view: WorkerView) -> str:
         """Return the worker's role; of one that is not ready, the role that it had last, or ``unknown``."""
         return self._roles.get(view.address, view.role)
-
-    def has_drained(self, view: WorkerView) -> bool:
-        """Whether the worker is not ready because it has drained, as far as that was seen."""
-        return not view.ready and view.address in self._drained
 
     def look(self, views: Iterable[WorkerView], now: float) -> None:
         """Note what has changed since the last look. The first look notes nothing."""
@@ -51,11 +45,9 @@ class Changes:
                 self._note(now, address, what)
             if view.ready:
                 self._roles[address] = view.role
-                self._drained.discard(address)
         for address in self._seen.keys() - seen.keys():
             self._note(now, address, "gone")
             self._roles.pop(address, None)
-            self._drained.discard(address)
         self._seen = seen
         self._looked = True
 
@@ -72,11 +64,8 @@ class Changes:
             yield f"{role} to {view.role}"
         elif view.ready and not before.ready:
             yield f"ready, {view.role}"
-        if before.ready and not view.ready and before.draining:
-            self._drained.add(view.address)
-            yield "left, drained"
-        elif before.ready and not view.ready:
-            yield "lost"
+        if before.ready and not view.ready:
+            yield "left, drained" if view.drained else "lost"
         if view.draining and not before.draining:
             yield "draining"
         if view.ejected != before.ejected:

@@ -163,13 +163,8 @@ class History:
         }
 
     def _worker(self, model: str, view: WorkerView) -> dict[str, object]:
-        changes = self._changes
-        return {
-            **{name: getattr(view, name) for name in _WORKER_FIELDS},
-            "model": model,
-            "last_role": changes.role_of(view),
-            "drained": changes.has_drained(view),
-        }
+        fields_told = {name: getattr(view, name) for name in _WORKER_FIELDS}
+        return fields_told | {"model": model, "last_role": self._changes.role_of(view)}
 
     def _views(self) -> list[tuple[str, WorkerView]]:
         """Return the workers with their models, by model and address: a worker keeps its place when its role

@@ -6,7 +6,7 @@ import { html } from "./vendor/preact-htm.js";
 
 const STAGES = [
   { key: "part-1", stage: "prepare", name: "prepare", told: "read, checked, tokenized" },
-  { key: "part-2", stage: "admission", name: "admission", told: "limits of the tenant, and the queue in front of the ring" },
+  { key: "part-2", stage: "admission", name: "admission", told: "the tenant's limits, and the queue" },
   { key: "part-3", stage: "placement", name: "placement", told: "until workers are chosen and told" },
   { key: "part-4", stage: "prefill_queue", name: "prefill queue", told: "until a worker begins to compute" },
   { key: "part-5", stage: "prefill", name: "prefill", told: "until the first token is at the router" },
@@ -65,7 +65,7 @@ function TokenGaps({ data }) {
   return html`<${Card} id="itl-map" title="Between tokens (ITL)">
     <p class="figures">
       <span>p50 <b>${milliseconds(last?.itl_p50)}</b></span><span>p99 <b>${milliseconds(last?.itl_p99)}</b></span>
-      <span class="muted">darker: more of the gaps of two seconds</span>
+      <span class="muted">the stronger the colour, the more of the gaps</span>
     </p>
     <${HeatMap} data=${data} bounds=${data.itl_bounds} of=${(point) => point.itl}
       title="Gaps between tokens over time, in buckets of their length" form=${(bound) => milliseconds(1e3 * bound)} />

@@ -61,15 +61,18 @@ function WorkerMemory({ worker }) {
   </li>`;
 }
 
-/** What the prefix cache can find, for each group of the model's layers: held blocks too, if prompts may share them. */
+/**
+ * What the prefix cache can find, for each group of the model's layers, of a model that has several: held blocks
+ * too, if prompts may share them.
+ */
 function Groups({ worker }) {
   const { kv_groups: groups, blocks_findable: findable } = worker;
   const blocks = blocksOf(worker);
-  if (findable.length === 0) return null;
+  if (findable.length < 2) return null;
   return html`<dl class="groups">
     ${findable.map(
       (many, at) => html`<div key=${at}>
-        <dt>${groups[at] ?? "full"}</dt>
+        <dt>${groups[at]} </dt>
         <dd><svg viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">
             <rect class="cell free" width="100" height="6" /><rect class="cell cached" width=${Math.min(100, (100 * many) / blocks)} height="6" />
           </svg>
