@@ -113,6 +113,9 @@ async def test_points_are_rates_and_quantiles_of_the_last_seconds_and_bounded() 
     numbers = [point["number"] for point in points]
     assert numbers == sorted(set(numbers)) and document["number"] == numbers[-1]
     assert [each["number"] for each in (await told(page, numbers[-3]))["points"]] == numbers[-2:]
+    page.tick(at + 2.0 * (MAX_POINTS + 19) + 1.0, await page.totals())
+    newer = await told(page, numbers[-1])  # the rest of the document is that of half a second ago
+    assert [each["number"] for each in newer["points"]] == [newer["number"]] > [numbers[-1]]
     for step in range(MAX_POINTS + 20, MAX_POINTS + 21 + WINDOW):
         page.tick(at + 2.0 * step, await page.totals())
     latest = (await told(page))["points"][-1]

@@ -112,7 +112,7 @@ class History:
         ``after``."""
         await self._refresh()
         points = [encoded for point, encoded in self._points if point.number > after]
-        return orjson.dumps({**self._told, "now": time.monotonic(), "points": points})
+        return orjson.dumps({**self._told, "number": self._number, "now": time.monotonic(), "points": points})
 
     async def document_of(self, tenant: str) -> bytes:
         """Return what the page shows a client that is no operator, as JSON: its tenant's share of the
@@ -159,7 +159,6 @@ class History:
             "changes": [asdict(change) for change in reversed(self._changes.latest)],
             "every_s": EVERY_S,
             "most_points": MAX_POINTS,
-            "number": self._number,
         }
 
     def _worker(self, model: str, view: WorkerView) -> dict[str, object]:
