@@ -24,11 +24,11 @@ function secondsOf({ points, now, every_s, most_points }) {
   return Math.min(Math.max(oldest, MIN_SECONDS), every_s * most_points);
 }
 
-/** The least of 1, 2, 4, 6, 8, 10, 20, … that is no less than ``value``: half of it has few digits too. */
+/** The least of 1, 2, 3, 4, 5, 6, 8, 10, 20, … that is no less than ``value``: half of it has few digits too. */
 export function niceTop(value) {
   if (!(value > 0)) return 1;
   const unit = 10 ** Math.floor(Math.log10(value));
-  return unit * [1, 2, 4, 6, 8, 10].find((step) => step * unit >= value * 0.999);
+  return unit * [1, 2, 3, 4, 5, 6, 8, 10].find((step) => step * unit >= value * 0.999);
 }
 
 /** Places of a chart: ``x`` of a point, ``y`` of a value. */
