@@ -60,15 +60,17 @@ class IndexMachine(RuleBasedStateMachine):
     def store(self, pick: int, blocks: list[int]) -> None:
         worker = sorted(self.held)[pick % len(self.held)]
         before = self.index.dropped_blocks
-        self.index.store(worker, blocks)
+        new = self.index.store(worker, blocks)
         self.lost = self.lost or self.index.dropped_blocks > before
+        assert self.lost or new == len(set(blocks) - self.held[worker])
         self.held[worker].update(blocks)
 
     @precondition(lambda self: self.held)
     @rule(pick=PICK, blocks=BLOCKS)
     def remove(self, pick: int, blocks: list[int]) -> None:
         worker = sorted(self.held)[pick % len(self.held)]
-        self.index.remove(worker, blocks)
+        gone = self.index.remove(worker, blocks)
+        assert self.lost or gone == len(set(blocks) & self.held[worker])
         self.held[worker].difference_update(blocks)
 
     @rule(most=st.integers(1, 20))
@@ -237,6 +239,8 @@ class AccountMachine(RuleBasedStateMachine):
         names = [(content, group) for content in range(10) for group in range(3)]
         known = {name for name in names if self.router_knows(*name)}
         assert known == {name for name in names if self.pool.find(key(*name)) is not None}
+        by_group = [sum(group == each for _, each in known) for group in range(len(GROUPS))]
+        assert self.router.findable("w") == tuple(by_group)
         assert not self.feed.behind
 
     def router_knows(self, content: int, group: int) -> bool:

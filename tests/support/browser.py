@@ -25,6 +25,8 @@ class Page:
     socket: ClientConnection
     errors: list[str] = field(default_factory=list)
     """What the console, the network and the content policy complained of."""
+    asked: list[str] = field(default_factory=list)
+    """The URLs of all requests."""
     _session: str = ""
     _answers: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
 
@@ -37,15 +39,29 @@ class Page:
             return await self._answers[number]
 
     async def open(self, url: str) -> None:
-        target = await self.call("Target.createTarget", url="about:blank")
-        attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Runtime", "Log", "Page"):
-            await self.call(f"{domain}.enable")
+        if not self._session:
+            await self._attach()
         found = await self.call("Page.navigate", url=url)
         assert "errorText" not in found, found
         # Answered when the first bytes come: what is asked of a page half read finds no elements.
         await self.until("location.href !== 'about:blank' && document.readyState === 'complete'")
+
+    async def _attach(self) -> None:
+        target = await self.call("Target.createTarget", url="about:blank")
+        attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Runtime", "Log", "Page", "Network"):
+            await self.call(f"{domain}.enable")
+
+    async def appear(self, *, width: int, height: int, dark: bool = False) -> None:
+        """Give the page a window of this many pixels, and a person who prefers this scheme of colours and no
+        motion."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        await self.call("Emulation.setDeviceMetricsOverride", **size)
+        await self.call("Emulation.setScrollbarsHidden", hidden=True)
+        wanted = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in wanted.items()]
+        await self.call("Emulation.setEmulatedMedia", features=features)
 
     async def evaluate(self, expression: str) -> Any:
         found = await self.call(
@@ -56,7 +72,7 @@ class Page:
 
     async def until(self, expression: str, seconds: float = 15.0) -> None:
         async with asyncio.timeout(seconds):
-            while not await self.evaluate(expression):  # noqa: ASYNC110 - the page knows no events of ours
+            while not await self.evaluate(f"(async () => Boolean({expression}))()"):  # noqa: ASYNC110 - the page knows no events of ours
                 await asyncio.sleep(0.1)
 
     async def screenshot(self) -> bytes:
@@ -73,6 +89,8 @@ class Page:
                     answer.set_exception(RuntimeError(str(message["error"])))
                 else:
                     answer.set_result(message["result"])
+            elif message["method"] == "Network.requestWillBeSent":
+                self.asked.append(message["params"]["request"]["url"])
             elif _is_complaint(message):
                 self.errors.append(json.dumps(message["params"]))
 

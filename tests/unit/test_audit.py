@@ -29,6 +29,7 @@ from baton.router.dispatch.types import RingError
 from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
 from baton.router.ui.history import History
+from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.audit import AuditMetrics
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
@@ -134,14 +135,15 @@ async def test_of_the_live_page_only_refusals_are_told(
     audit = AuditLog(str(tmp_path / "audit"))
     service = service_of(ring, tokenizer, audit)
     service.authentication = Authentication(clients.get, Tenant())
-    history = History(service.metrics, [], lambda: 0)
+    history = History(service.metrics, [], AdmissionMetrics(CollectorRegistry()))
     async with serving_app(app_for(service, history=history)) as url, httpx.AsyncClient(base_url=url) as http:
         for key in ("op", "stranger", "k", "op"):
             await http.get("/ui/data", headers={"x-api-key": key})
+        await http.get("/ui/data?after=soon", headers={"x-api-key": "k"})
         assert (await http.get("/ui")).status_code == 200
     audit.close()
     told = [(line["endpoint"], line["status"], line["tenant"]) for line in lines(tmp_path / "audit")]
-    assert told == [("other", 401, None), ("/ui/data", 403, "acme")]
+    assert told == [("other", 401, None), ("/ui/data", 400, "acme")]
 
 
 async def test_prompts_are_written_when_asked_for(

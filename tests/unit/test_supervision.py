@@ -27,6 +27,7 @@ from baton.router.security.keys import KeyFile, entry_line, new_key
 from baton.router.shared.limits import Limits
 from baton.router.ui.history import History
 from baton.telemetry import supervision
+from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.supervision import Supervision
 from baton.telemetry.tasks import TaskMetrics
@@ -201,7 +202,7 @@ async def test_a_worker_s_client_goes_on(watched: Watched, monkeypatch: pytest.M
 
 
 async def test_the_live_page_goes_on(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = History(RouterMetrics(CollectorRegistry()), [], lambda: 0)
+    history = History(RouterMetrics(CollectorRegistry()), [], AdmissionMetrics(CollectorRegistry()))
     failing = Failing()
     monkeypatch.setattr("baton.router.ui.history.EVERY_S", 0.01)
     monkeypatch.setattr(history, "tick", failing)

@@ -57,6 +57,8 @@ class Timeline:
         self.connector = connector
         self.flush_us = 0
         """The time that prefill's last sends took on its own clock, in microseconds; known at decode only."""
+        self.received_bytes = 0
+        """The bytes of KV blocks that have arrived; known at decode only."""
         self._at = {Stage.ASKED: now}
         self.moved_at = now
         """The time of the last event that was no repetition; pauses of this process, which do not count, are

@@ -463,10 +463,13 @@ class DecodeRole(pb_grpc.HandoffServicer):
         except TransferError:
             ok = False
         else:
-            self._wiring.metrics.received(peer.pair, peer.data.size_of(action.blocks))
+            num_bytes = peer.data.size_of(action.blocks)
+            self._wiring.metrics.received(peer.pair, num_bytes)
             name = self._machine.name_of(action.link, action.tag)
-            if name is not None:
-                self._timelines.reach(name, Stage.ARRIVED)
+            timeline = None if name is None else self._timelines.get(name)
+            if timeline is not None:
+                timeline.reach(Stage.ARRIVED, time.monotonic())
+                timeline.received_bytes += num_bytes
         self._driver.do(lambda now: self._machine.received(action.link, action.tag, ok, now, crc))
 
     # --- stages

@@ -22,6 +22,7 @@ def handoff_phases(name: Name, timeline: Timeline) -> pb.Phases:
         flush_us=timeline.flush_us,
         commit_us=between(Stage.COMPLETE, Stage.COMMITTED),
         connector=timeline.connector,
+        bytes=timeline.received_bytes,
     )
     return pb.Phases(request_id=name.request_id, attempt=name.attempt, handoff=handoff)
 

@@ -195,7 +195,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: ProcessS
         if config.ui:
             named = zip(configs, rings, strict=True)
             sources = [_ring_source(each.model_name, ring) for each, ring in named]
-            history = History(metrics, sources, lambda: admission.waiting, siblings)
+            history = History(metrics, sources, admission, siblings)
             stack.callback(tasks.start("live page", history.run).cancel)
         app = app_for(
             *services,
@@ -365,7 +365,13 @@ async def _rings(
 
 
 def _ring_source(name: str, ring: WorkerRing) -> RingSource:
-    return RingSource(name, ring.fleet.loads, lambda: ring.fleet.members.ejections)
+    return RingSource(
+        name,
+        ring.fleet.loads,
+        lambda: ring.fleet.members.ejections,
+        lambda: ring.handoffs.counts,
+        ring.open_handoffs,
+    )
 
 
 def _discovery_source(name: str, ring: WorkerRing) -> DiscoverySource:

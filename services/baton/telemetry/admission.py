@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -23,12 +23,32 @@ class AdmissionView:
     seats: int
 
 
+@dataclass(frozen=True, slots=True)
+class TenantView:
+    """What one tenant has in the queue and in the ring at one moment."""
+
+    tenant: str
+    waiting: int
+    waiting_prompt_tokens: int
+    open_requests: int
+
+    def plus(self, other: TenantView) -> TenantView:
+        """Return what the tenant has in two queues together."""
+        return replace(
+            self,
+            waiting=self.waiting + other.waiting,
+            waiting_prompt_tokens=self.waiting_prompt_tokens + other.waiting_prompt_tokens,
+            open_requests=self.open_requests + other.open_requests,
+        )
+
+
 class AdmissionMetrics:
     """Metrics of requests before they reach the ring."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._views: list[Callable[[], AdmissionView]] = []
-        registry.register(_Gauges(self._views))
+        self._tenants: list[Callable[[], Sequence[TenantView]]] = []
+        registry.register(_Gauges(self._views, self._tenants))
         self.refused = Counter(
             "baton_admission_refused",
             "Requests refused at once, or after waiting: tenant (more than its share), overall, timeout.",
@@ -53,14 +73,33 @@ class AdmissionMetrics:
         """The number of requests that wait for their turn."""
         return sum(view().waiting for view in self._views)
 
-    def watch(self, view: Callable[[], AdmissionView]) -> None:
-        """Export the state of a queue from now on; the figures of several queues are added up."""
+    def tenants(self) -> list[TenantView]:
+        """Return what the tenants have here that have anything, by name."""
+        return _by_tenant(self._tenants)
+
+    def watch(self, view: Callable[[], AdmissionView], tenants: Callable[[], Sequence[TenantView]]) -> None:
+        """Export the state of a queue, and of its tenants, from now on; the figures of several queues are
+        added up."""
         self._views.append(view)
+        self._tenants.append(tenants)
+
+
+def _by_tenant(queues: Sequence[Callable[[], Sequence[TenantView]]]) -> list[TenantView]:
+    found: dict[str, TenantView] = {}
+    for each in (view for tenants in queues for view in tenants()):
+        other = found.get(each.tenant)
+        found[each.tenant] = each if other is None else other.plus(each)
+    return sorted(found.values(), key=lambda view: view.tenant)
 
 
 class _Gauges(Collector):
-    def __init__(self, views: Sequence[Callable[[], AdmissionView]]) -> None:
+    def __init__(
+        self,
+        views: Sequence[Callable[[], AdmissionView]],
+        tenants: Sequence[Callable[[], Sequence[TenantView]]],
+    ) -> None:
         self._views = views
+        self._tenants = tenants
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         views = [view() for view in self._views]
@@ -94,3 +133,11 @@ class _Gauges(Collector):
         ):
             family.add_metric((), sum(values))
             yield family
+        waiting = GaugeMetricFamily(
+            "baton_admission_tenant_waiting_requests",
+            "Requests that wait for their turn, by tenant; only of tenants that have requests here.",
+            labels=("tenant",),
+        )
+        for view in _by_tenant(self._tenants):
+            waiting.add_metric((view.tenant,), view.waiting)
+        yield waiting

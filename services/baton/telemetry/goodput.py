@@ -50,6 +50,15 @@ class GoodputMetrics:
             if limit is not None:
                 limits.labels(name).set(limit)
 
+    def counts(self) -> dict[tuple[str, str], float]:
+        """Return the requests so far of all models, by the target missed and the cause."""
+        found: dict[tuple[str, str], float] = {}
+        for sample in (sample for family in self._requests.collect() for sample in family.samples):
+            if sample.name.endswith("_total"):
+                key = sample.labels["missed"], sample.labels["cause"]
+                found[key] = found.get(key, 0.0) + sample.value
+        return found
+
     def ended(self, model: str, missed: Missed, cause: str) -> None:
         """Count a request that is over. ``cause`` is one of few words, and empty if no target was missed."""
         self._requests.labels(model, "none", "")  # the series exists from the first request on, be it 0

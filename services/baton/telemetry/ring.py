@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton.telemetry.pairs import PairCounts, WorkerPair
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
@@ -30,6 +32,23 @@ class WorkerView:
     """The prompt tokens that it has computed since it started."""
     generated_tokens: int = 0
     """The tokens that it has sampled since it started."""
+    drained: bool = False
+    """Whether the worker is not ready because it has drained."""
+    waiting_tokens: int = 0
+    """Prompt tokens that are accepted and not computed."""
+    blocks_reserved: int = 0
+    """Blocks promised to handoffs and not bound yet; they are among the free and the cached."""
+    seats: int = 0
+    """Most sequences that run at once."""
+    block_bytes: int = 0
+    """The size of a block on all ranks together."""
+    kv_groups: tuple[str, ...] = ()
+    """What each KV group keeps, such as ``full`` or ``window 4096``."""
+    blocks_findable: tuple[int, ...] = ()
+    """The blocks that the worker's prefix cache can find, held ones included, for each KV group, as far as
+    the router's index has room for them."""
+    link_bytes_per_s: float = 0.0
+    """The goodput of one link while something is sent on it, as measured lately; 0.0: not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,10 @@ class RingSource:
     views: Callable[[], list[WorkerView]]
     ejections: Callable[[], Mapping[str, int]]
     """The number of ejections so far, by reason."""
+    handoffs: Callable[[], Mapping[WorkerPair, PairCounts]] = dict
+    """The handoffs so far, by pair."""
+    open_handoffs: Callable[[], Mapping[WorkerPair, int]] = dict
+    """The requests that were given to a pair and that decode has not taken over."""
 
 
 class RingCollector(Collector):

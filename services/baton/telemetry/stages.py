@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Histogram
 
@@ -41,6 +41,19 @@ class StageMetrics:
             registry=registry,
             buckets=STAGE_BUCKETS,
         )
+
+    def totals(self, role: str) -> dict[str, tuple[float, float]]:
+        """Return the observations of a role so far by stage, over all models: their number, and the sum of
+        their seconds."""
+        found = dict.fromkeys(get_args(RequestStage), (0.0, 0.0))
+        for sample in (sample for family in self._histogram.collect() for sample in family.samples):
+            if sample.labels["role"] == role:
+                number, seconds = found[sample.labels["stage"]]
+                if sample.name.endswith("_count"):
+                    found[sample.labels["stage"]] = number + sample.value, seconds
+                elif sample.name.endswith("_sum"):
+                    found[sample.labels["stage"]] = number, seconds + sample.value
+        return found
 
     def of(self, role: str, model: str) -> Stages:
         """Return the stages of one model's requests in a process of this role."""

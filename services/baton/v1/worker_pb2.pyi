@@ -825,6 +825,7 @@ class HandoffPhases(_message.Message):
     FLUSH_US_FIELD_NUMBER: _builtins.int
     COMMIT_US_FIELD_NUMBER: _builtins.int
     CONNECTOR_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
     room_us: _builtins.int
     """from hearing of it to the promise of room"""
     wait_us: _builtins.int
@@ -838,6 +839,8 @@ class HandoffPhases(_message.Message):
     commit_us: _builtins.int
     """from hearing of that end to the request being decode's"""
     connector: _builtins.str
+    bytes: _builtins.int
+    """of KV blocks that arrived"""
     def __init__(
         self,
         *,
@@ -848,10 +851,11 @@ class HandoffPhases(_message.Message):
         flush_us: _builtins.int = ...,
         commit_us: _builtins.int = ...,
         connector: _builtins.str = ...,
+        bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_us", b"commit_us", "connector", b"connector", "flush_us", b"flush_us", "grant_us", b"grant_us", "room_us", b"room_us", "transfer_us", b"transfer_us", "wait_us", b"wait_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "commit_us", b"commit_us", "connector", b"connector", "flush_us", b"flush_us", "grant_us", b"grant_us", "room_us", b"room_us", "transfer_us", b"transfer_us", "wait_us", b"wait_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,7 +39,7 @@ class Gate:
         self._known: Capacity | None = None
         self._turns: dict[QueueEntry, asyncio.Future[None]] = {}
         self._look: asyncio.TimerHandle | None = None
-        metrics.watch(self.view)
+        metrics.watch(self.view, self._queue.tenants)
 
     def view(self) -> AdmissionView:
         queue = self._queue

@@ -19,6 +19,7 @@ from typing import Literal
 
 from baton.router.admission.capacity import Capacity
 from baton.router.admission.pace import ServiceRate
+from baton.telemetry.admission import TenantView
 
 MAX_SHARE_OF_FREE = 4.0
 """The ratio of what a tenant may fill to what is free: one tenant alone may fill 4/5 of the queue, and each
@@ -115,6 +116,14 @@ class FairQueue:
         self.open_requests = 0
         self.open_answers = 0
         self.open_tokens = 0
+
+    def tenants(self) -> list[TenantView]:
+        """Return what each tenant has here that has anything."""
+        return [
+            TenantView(name, each.count, each.prompt_tokens, each.open)
+            for name, each in self._tenants.items()
+            if each.count or each.open
+        ]
 
     # --- arrival
 

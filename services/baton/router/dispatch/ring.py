@@ -10,6 +10,7 @@ import asyncio
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -34,6 +35,7 @@ from baton.router.fleet.members import Members
 from baton.router.fleet.worker_client import WorkerClient
 from baton.router.placement import PlacementOptions
 from baton.router.pulse.beats import Beats
+from baton.telemetry.pairs import HandoffTally, WorkerPair
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.supervision import Supervision
 from baton.v1 import inference_pb2
@@ -86,6 +88,8 @@ class WorkerRing:
             retries or Retries(RetryPolicy()),
             metrics or ResumeMetrics(CollectorRegistry()),
         )
+        self.handoffs = HandoffTally()
+        """The handoffs that workers have told this router of."""
         self._departures = Departures(self.fleet, self.attempts)
         self._answers: dict[str, Answer] = {}
         """The answers under way, by request id."""
@@ -147,6 +151,15 @@ class WorkerRing:
     def idle(self) -> bool:
         """Whether no request is under way."""
         return not self._answers
+
+    def open_handoffs(self) -> Counter[WorkerPair]:
+        """Return the number of requests by the pair of workers that they were given to, as long as decode has
+        not taken them over."""
+        return Counter(
+            WorkerPair(traced.prefill, traced.decode)
+            for traced in (group.traced for group in self.attempts.groups.values())
+            if traced is not None and traced.prefill is not None and traced.handoff is None
+        )
 
     def _groups(self) -> list[Group]:
         """Return the groups of all answers under way."""
@@ -249,8 +262,12 @@ class WorkerRing:
 
     def _take_phases(self, phases: pb.Phases) -> None:
         group = self._group_of(phases.request_id)
-        if group is not None and group.attempt == phases.attempt and group.traced is not None:
-            group.traced.tell(phases, time.perf_counter())
+        if group is None or group.attempt != phases.attempt or group.traced is None:
+            return
+        traced = group.traced
+        traced.tell(phases, time.perf_counter())
+        if traced.prefill is not None:
+            self.handoffs.tell(WorkerPair(traced.prefill, traced.decode), phases)
 
     def _group_of(self, request_id: str) -> Group | None:
         answer = self._answers.get(request_id)

@@ -90,25 +90,34 @@ class Fleet:
     def loads(self) -> list[WorkerView]:
         """Return every worker with its last report; of two at one address, the one that discovery knows."""
         by_address = {worker.address: worker for worker in reversed(self.workers)}
-        return [
-            WorkerView(
-                address=worker.address,
-                role=worker.role if worker.ready else "unknown",
-                ready=worker.ready,
-                draining=worker.draining,
-                running=worker.load.running,
-                waiting=worker.load.waiting,
-                blocks_free=worker.load.blocks_free,
-                blocks_cached=worker.load.blocks_cached,
-                blocks_held=worker.load.blocks_held,
-                open_handoffs=worker.load.open_handoffs,
-                ejected=self.members.ejected(worker),
-                refused=worker.refused,
-                prompt_tokens=worker.load.prompt_tokens,
-                generated_tokens=worker.load.generated_tokens,
-            )
-            for worker in by_address.values()
-        ]
+        return [self._view_of(worker) for worker in by_address.values()]
+
+    def _view_of(self, worker: WorkerClient) -> WorkerView:
+        hello, load = worker.hello or pb.WorkerHello(), worker.load
+        return WorkerView(
+            address=worker.address,
+            role=worker.role if worker.ready else "unknown",
+            ready=worker.ready,
+            draining=worker.draining,
+            running=load.running,
+            waiting=load.waiting,
+            blocks_free=load.blocks_free,
+            blocks_cached=load.blocks_cached,
+            blocks_held=load.blocks_held,
+            open_handoffs=load.open_handoffs,
+            ejected=self.members.ejected(worker),
+            refused=worker.refused,
+            prompt_tokens=load.prompt_tokens,
+            generated_tokens=load.generated_tokens,
+            drained=worker.left_drained,
+            waiting_tokens=load.waiting_prefill_tokens,
+            blocks_reserved=load.blocks_reserved,
+            seats=hello.max_running,
+            block_bytes=hello.block_size * hello.kv_bytes_per_token,
+            kv_groups=tuple(map(_group_told, hello.kv_groups)),
+            blocks_findable=self.placer.findable(worker.address) if worker.ready else (),
+            link_bytes_per_s=load.handoff_bytes_per_s,
+        )
 
     # --- events of workers
 
@@ -152,3 +161,11 @@ class Fleet:
             for worker in like:
                 if may_prefill(worker.role):
                     worker.name_peers(peers)
+
+
+def _group_told(group: pb.KVGroup) -> str:
+    """Return what a KV group keeps, as a person reads it: ``full``, ``window 4096``, ``chunk 8192``, …"""
+    kind = pb.KVGroupKind.Name(group.kind).removeprefix("KV_GROUP_KIND_").lower()
+    if group.kind != pb.KV_GROUP_KIND_WINDOW:
+        return kind
+    return f"{'chunk' if group.chunked else kind} {group.window}"

@@ -97,6 +97,8 @@ class WorkerClient:
         self.load = pb.Load()
         self.drained = False
         """Whether the worker has said that all its requests are done: the end of its stream is no loss."""
+        self.left_drained = False
+        """Whether the worker's last stream ended as it had drained, and none has begun since."""
         self._router_id = router_id
         self._watcher = watcher
         self._tempo = tempo
@@ -308,6 +310,7 @@ class WorkerClient:
 
     def _lose(self) -> None:
         self.hello = None
+        self.left_drained = self.drained
         self._watcher.on_lost(self)  # may ask whether the worker drained, so before the load is reset
         self.load = pb.Load()
         self._report = None
@@ -326,7 +329,7 @@ class WorkerClient:
             async with asyncio.timeout(GREETING_S):
                 hello = await self._greet(stream, outbound, nonce)
             check_worker(hello, self._expected)
-            self.hello, self.refused = hello, False
+            self.hello, self.refused, self.left_drained = hello, False, False
             log.info("worker %s is ready: %s of %s", self.address, self.role, hello.model)
             self._watcher.on_ready(self)
             self._watcher.on_change(self)

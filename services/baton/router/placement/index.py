@@ -83,28 +83,41 @@ class PrefixIndex:
 
     # --- blocks
 
-    def store(self, worker: int, blocks: Iterable[int], group: int = 0) -> None:
+    def store(self, worker: int, blocks: Iterable[int], group: int = 0) -> int:
+        """Note that ``worker`` holds ``blocks``; return how many of them it was not known to hold."""
         holders, bit = self._holders, self._bits[worker]
+        new = 0
         for block in _of_group(blocks, group):
             held = holders.get(block)
             if held is not None:
+                if held & bit:
+                    continue
                 holders[block] = held | bit
             elif len(holders) < self._max_blocks:
                 holders[block] = bit
             else:
                 self.dropped_blocks += 1
+                continue
+            new += 1
+        return new
 
-    def remove(self, worker: int, blocks: Iterable[int], group: int = 0) -> None:
+    def remove(self, worker: int, blocks: Iterable[int], group: int = 0) -> int:
+        """Note that ``worker`` no longer holds ``blocks``; return how many of them it was known to hold."""
         holders, keep = self._holders, ~self._bits[worker]
+        gone = 0
         for block in _of_group(blocks, group):
             held = holders.get(block)
             if held is None:
                 continue
             left = held & keep
+            if left == held:
+                continue
+            gone += 1
             if left:
                 holders[block] = left
             else:
                 del holders[block]
+        return gone
 
     def leading(self, chain: Iterable[int], among: int | None = None) -> dict[int, int]:
         """Return worker → the number of leading blocks of ``chain`` that it holds, for workers that hold the

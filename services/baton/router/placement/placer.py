@@ -42,6 +42,11 @@ class Placer:
             log.debug("request %s is placed: %s", request_id, decision)
         return decision
 
+    def findable(self, worker: str) -> tuple[int, ...]:
+        """Return the number of blocks that the worker's prefix cache can find, for each of its KV groups;
+        empty for one that tells of none."""
+        return self._prefixes.findable(worker)
+
     # --- events of workers
 
     def joined(self, worker: str, hello: pb.WorkerHello) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -49,6 +50,8 @@ class _Account:
     """Messages that came since an event was missed."""
     fresh: bool = True
     """Whether no event has come yet."""
+    blocks: Counter[int] = field(default_factory=Counter)
+    """The blocks in the index, by KV group."""
 
     def is_continued_by(self, events: pb.BlockEvents) -> bool:
         """Whether these events are the next ones. Parts of a snapshot tell no event."""
@@ -99,12 +102,22 @@ class Prefixes:
             account.unusable += 1
             return account.unusable % ASK_AGAIN != 1
         account.next, account.left, account.unusable = events.end, events.left, 0
-        self.index.store(account.number, events.stored)
-        self.index.remove(account.number, events.removed)
+        self._take(account, 0, events.stored, events.removed)
         for more in events.more:
-            self.index.store(account.number, more.stored, more.group)
-            self.index.remove(account.number, more.removed, more.group)
+            self._take(account, more.group, more.stored, more.removed)
         return True
+
+    def _take(self, account: _Account, group: int, stored: Iterable[int], removed: Iterable[int]) -> None:
+        account.blocks[group] += self.index.store(account.number, stored, group)
+        account.blocks[group] -= self.index.remove(account.number, removed, group)
+
+    def findable(self, worker: str) -> tuple[int, ...]:
+        """Return the number of blocks of ``worker`` in the index, for each of its KV groups; empty for one
+        that tells of none."""
+        account = self._accounts.get(worker)
+        if account is None:
+            return ()
+        return tuple(account.blocks[group] for group in range(len(account.shape.needs)))
 
     def cached(self, token_ids: Sequence[int], salt: bytes = b"") -> dict[str, int]:
         """Return worker → leading tokens that need not be computed there. The last token always must be."""
@@ -130,6 +143,7 @@ class Prefixes:
             account.fresh = False
             return
         self._discount(account)
+        account.blocks.clear()
         account.number = self.index.add_worker()
         self._names[account.number] = worker
         self._count(account.shape, account.number)

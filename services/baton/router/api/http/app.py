@@ -12,7 +12,7 @@ from baton.router.api.http.anthropic.fields import CountRequest, MessageRequest
 from baton.router.api.http.openai import chat, completions, schemas, tokens
 from baton.router.api.http.openapi import DescribedApi, takes
 from baton.router.api.http.ops.debug import Debug
-from baton.router.api.http.ops.live import FILES, LivePage
+from baton.router.api.http.ops.live import LivePage
 from baton.router.api.http.ops.status import StatusEndpoints
 from baton.router.api.http.preparing.prepare import reading_of
 from baton.router.api.http.responses import create as responses
@@ -29,6 +29,7 @@ from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.dispatch.types import Ring
 from baton.router.processes.siblings import Siblings
+from baton.router.ui.files import PAGE_FILES
 from baton.router.ui.history import History
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
@@ -87,7 +88,7 @@ def app_for(
 
 
 def _add_page(app: FastAPI, page: LivePage) -> None:
-    for path in FILES:
+    for path in PAGE_FILES:
         app.add_api_route(path, page.file, methods=["GET"], response_model=None, include_in_schema=False)
     app.add_api_route("/ui/data", page.data, methods=["GET"], response_model=None, include_in_schema=False)
 

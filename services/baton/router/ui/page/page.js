@@ -1,108 +1,197 @@
-"use strict";
+// The page: asks the router for its figures once a second, and shows one of the views.
 
-// Asks the router for its figures, one question at a time, and draws them. No library, and no markup from data.
+import { api, hasKey, rememberKey } from "./api.js";
+import { count, milliseconds, percent, rate } from "./format.js";
+import { goodputShare, Latency } from "./latency.js";
+import { Memory } from "./memory.js";
+import { Playground } from "./playground.js";
+import { Requests } from "./requests.js";
+import { Ring } from "./ring.js";
+import { html, render, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { blocksOf, stateOf, sum } from "./workers.js";
 
+const EVERY_MS = 1000;
+const HIDDEN_MS = 10_000; // between two questions of a page that nobody sees
 const TIMEOUT_MS = 5000;
-const MIN_SECONDS = 60; // that a chart is wide
-const element = (id) => document.getElementById(id);
-const style = getComputedStyle(document.documentElement);
-let key = sessionStorage.getItem("baton-key");
 
-async function ask() {
-  const headers = key ? { authorization: `Bearer ${key}` } : {};
-  const response = await fetch("ui/data", { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
-  element("key").hidden = response.status !== 401 && response.status !== 403;
-  if (!response.ok) throw new Error(`the router answered ${response.status}`);
-  return response.json();
+const VIEWS = [
+  { name: "ring", title: "Ring", view: Ring, operators: true },
+  { name: "memory", title: "Memory", view: Memory, operators: true },
+  { name: "latency", title: "Latency", view: Latency, operators: true },
+  { name: "requests", title: "Requests", view: Requests },
+  { name: "playground", title: "Playground", view: Playground },
+];
+
+/** The last document of ui/data, in which points of earlier documents stay for as long as they would there. */
+function merged(before, latest) {
+  if (!latest.operator) return latest;
+  const kept = before?.operator && latest.number >= before.number ? before.points : [];
+  return { ...latest, points: [...kept, ...latest.points].slice(-latest.most_points) };
 }
 
-function show(data) {
-  for (const name of ["in_flight", "waiting", "answers", "prompt_tokens", "generated_tokens"]) {
-    element(name).textContent = String(data[name]);
-  }
-  const sum = (name) => data.workers.reduce((total, worker) => total + worker[name], 0);
-  const held = sum("blocks_held");
-  const blocks = held + sum("blocks_cached") + sum("blocks_free");
-  const last = data.points.at(-1);
-  element("token_rate").textContent = last ? last.token_rate.toFixed(1) : "–";
-  element("open_handoffs").textContent = String(sum("open_handoffs"));
-  element("kv_use").textContent = blocks ? `${held} of ${blocks}` : "–";
-  element("workers").replaceChildren(...data.workers.map(row));
-  draw("rate", data, "token_rate", "prompt_rate");
-  draw("ttft", data, "ttft_p50", "ttft_p99");
-  draw("itl", data, "itl_p50", "itl_p99");
-  draw("load", data, "in_flight", "waiting");
+async function ask(before) {
+  const after = before?.points?.at(-1)?.number ?? 0;
+  const signal = AbortSignal.timeout(TIMEOUT_MS);
+  const latest = await (await api(`ui/data?after=${after}`, { signal })).json();
+  return latest.number < after ? ask(null) : merged(before, latest); // the router's clock began anew
 }
 
-function stateOf(worker) {
-  return !worker.ready ? "not ready" : worker.draining ? "draining" : worker.ejected ? "ejected" : "ready";
-}
-
-function row(worker) {
-  const cells = [worker.address, worker.role, worker.model, stateOf(worker), worker.running, worker.waiting];
-  cells.push(worker.open_handoffs, worker.blocks_held, worker.blocks_cached, worker.blocks_free);
-  const line = document.createElement("tr");
-  for (const cell of cells) line.insertCell().textContent = String(cell);
-  return line;
-}
-
-function draw(id, data, ...names) {
-  const canvas = element(id);
-  const context = canvas.getContext("2d");
-  const scale = window.devicePixelRatio || 1;
-  const width = canvas.clientWidth, height = canvas.clientHeight;
-  canvas.width = width * scale;
-  canvas.height = height * scale;
-  context.scale(scale, scale);
-  const top = Math.max(1e-9, ...names.flatMap((name) => data.points.map((point) => point[name] ?? 0)));
-  const oldest = data.points.length ? -data.points[0].at : 0;
-  const seconds = Math.min(Math.max(oldest, MIN_SECONDS), data.every_s * data.most_points);
-  const x = (point) => width * (1 + point.at / seconds);
-  const y = (value) => height - 4 - (height - 24) * (value / top);
-  context.fillStyle = context.strokeStyle = style.color || "gray";
-  context.globalAlpha = 0.6;
-  context.font = "12px system-ui, sans-serif";
-  context.fillText(top < 1e-8 ? "0" : top < 10 ? top.toFixed(1) : top.toFixed(0), 4, 12);
-  context.textAlign = "right";
-  context.fillText(`${Math.round(seconds)} s`, width - 4, 12);
-  context.fillRect(0, height - 3, width, 1);
-  context.globalAlpha = 1;
-  names.forEach((name, index) => {
-    context.strokeStyle = style.getPropertyValue(index ? "--b" : "--a");
-    context.lineWidth = 2;
-    context.beginPath();
-    let drawing = false;
-    for (const point of data.points) {
-      const value = point[name];
-      if (value === null) { drawing = false; continue; }
-      if (drawing) context.lineTo(x(point), y(value));
-      else context.moveTo(x(point) - 1, y(value)), context.lineTo(x(point), y(value));
-      drawing = true;
+/** The last document, what keeps a newer one from coming, and how to ask again at once. */
+function useData() {
+  const [state, setState] = useState({ data: null, error: null });
+  const again = useRef(() => {});
+  useEffect(() => {
+    let data = null;
+    let timer = 0;
+    let asking = false;
+    async function run() {
+      clearTimeout(timer);
+      if (asking) return;
+      asking = true;
+      let waits = false; // for a key
+      try {
+        data = await ask(data);
+        setState({ data, error: null });
+      } catch (error) {
+        waits = error.asksForKey === true;
+        if (waits) data = null;
+        setState({ data, error });
+      }
+      asking = false;
+      if (!waits) timer = setTimeout(run, document.hidden ? HIDDEN_MS : EVERY_MS);
     }
-    context.stroke();
-  });
+    again.current = () => {
+      data = null;
+      setState({ data, error: null });
+      run();
+    };
+    const seen = () => document.hidden || run();
+    document.addEventListener("visibilitychange", seen);
+    run();
+    return () => {
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", seen);
+    };
+  }, []);
+  return [state, () => again.current()];
 }
 
-async function run() {
-  let pause = 2000;
-  try {
-    const data = await ask();
-    show(data);
-    pause = 1000 * data.every_s;
-    element("state").className = "";
-    element("state").textContent = `live, ${data.workers.filter((worker) => stateOf(worker) === "ready").length} workers ready`;
-  } catch (error) {
-    element("state").className = "bad";
-    element("state").textContent = String(error.message || error);
+function useHash() {
+  const [hash, setHash] = useState(location.hash.slice(1));
+  useEffect(() => {
+    const changed = () => setHash(location.hash.slice(1));
+    addEventListener("hashchange", changed);
+    return () => removeEventListener("hashchange", changed);
+  }, []);
+  return hash.split("/")[0];
+}
+
+function State({ data, error }) {
+  if (error) {
+    return html`<p id="state" class="pill lost" role="status">
+      ${error.asksForKey ? "needs a key" : `no answer: ${error.message}`}
+    </p>`;
   }
-  setTimeout(run, document.hidden ? 5 * pause : pause);
+  if (!data) return html`<p id="state" class="pill" role="status">connecting</p>`;
+  if (!data.operator) return html`<p id="state" class="pill ready" role="status">live</p>`;
+  const ready = data.workers.filter((worker) => stateOf(worker) === "ready").length;
+  const all = data.workers.length;
+  return html`<p id="state" class="pill ${ready === all ? "ready" : "draining"}" role="status">
+    live, ${ready} of ${all} workers ready
+  </p>`;
 }
 
-element("key").addEventListener("submit", (event) => {
-  event.preventDefault();
-  key = element("key-field").value.trim();
-  sessionStorage.setItem("baton-key", key);
-  element("key-field").value = "";
-});
+/** The form for a key. ``refused``: the router's word on the key that was given last. */
+function KeyForm({ refused, given }) {
+  const field = useRef(null);
+  useEffect(() => field.current.focus(), []);
+  const submit = (event) => {
+    event.preventDefault();
+    rememberKey(field.current.value);
+    given();
+  };
+  return html`<form id="key" class="card" onSubmit=${submit}>
+    <h2>This router asks for a key</h2>
+    <p class="muted">
+      An operator's key shows the ring; any other shows the requests of its tenant. It is kept in this tab until
+      the tab is closed.
+    </p>
+    <label for="key-field">API key</label>
+    <input id="key-field" ref=${field} type="password" autocomplete="off" spellcheck=${false} required />
+    <button>Show</button>
+    ${refused && html`<p class="bad" role="alert">${refused}</p>`}
+  </form>`;
+}
 
-run();
+function Figure({ id, title, children }) {
+  return html`<div><dt>${title}</dt><dd id=${id}>${children}</dd></div>`;
+}
+
+function Figures({ data }) {
+  const last = data.points.at(-1);
+  const held = sum(data.workers, "blocks_held");
+  const blocks = data.workers.reduce((total, worker) => total + blocksOf(worker), 0);
+  return html`<dl id="figures">
+    <${Figure} id="token_rate" title="tokens/s">${last ? rate(last.token_rate) : "–"}<//>
+    <${Figure} id="in_flight" title="running">${count(data.in_flight)}<//>
+    <${Figure} id="waiting" title="waiting">${count(data.waiting)}<//>
+    <${Figure} id="ttft" title="TTFT p50">${milliseconds(last?.ttft_p50)}<//>
+    <${Figure} id="itl" title="ITL p50">${milliseconds(last?.itl_p50)}<//>
+    <${Figure} id="goodput" title="goodput">${percent(goodputShare(last))}<//>
+    <${Figure} id="open_handoffs" title="open handoffs">${count(sum(data.workers, "open_handoffs"))}<//>
+    <${Figure} id="kv_use" title="KV blocks held">${blocks ? `${count(held)} of ${count(blocks)}` : "–"}<//>
+    <${Figure} id="answers" title="answers">${count(data.answers)}<//>
+    <${Figure} id="prompt_tokens" title="prompt tokens">${count(data.prompt_tokens)}<//>
+    <${Figure} id="generated_tokens" title="generated">${count(data.generated_tokens)}<//>
+  </dl>`;
+}
+
+function OwnFigures({ data: { tenants } }) {
+  const [own] = tenants;
+  return html`<dl id="figures">
+    <${Figure} id="tenant" title="tenant">${own.tenant}<//>
+    <${Figure} id="in_flight" title="running">${count(own.open)}<//>
+    <${Figure} id="waiting" title="waiting">${count(own.waiting)}<//>
+    <${Figure} id="token_rate" title="tokens/s">${rate(own.token_rate)}<//>
+  </dl>`;
+}
+
+function Navigation({ views, current }) {
+  return html`<nav aria-label="Views">
+    ${views.map(
+      ({ name, title }) =>
+        html`<a href="#${name}" aria-current=${name === current ? "page" : undefined}>${title}</a>`,
+    )}
+  </nav>`;
+}
+
+function App() {
+  const [{ data, error }, again] = useData();
+  const hash = useHash();
+  const views = VIEWS.filter(({ operators }) => !operators || data?.operator !== false);
+  const current = views.find(({ name }) => name === hash) ?? views[0];
+  useEffect(() => {
+    document.title = `${current.title} – Baton`;
+  }, [current]);
+  const forget = () => {
+    rememberKey("");
+    again();
+  };
+  return html`
+    <header>
+      <h1><svg class="mark" viewBox="0 0 16 16" aria-hidden="true">
+        <path class="of-prefill" d="M3 13 13 3" /><path class="of-decode" d="M9 7l4-4" />
+      </svg>Baton</h1>
+      <${State} data=${data} error=${error} />
+      ${data && html`<${Navigation} views=${views} current=${current.name} />`}
+      ${hasKey() && html`<button class="quiet" onClick=${forget}>Forget key</button>`}
+    </header>
+    <main id="view" tabindex="-1">
+      ${error?.asksForKey && html`<${KeyForm} refused=${hasKey() ? error.message : ""} given=${again} />`}
+      ${data && (data.operator ? html`<${Figures} data=${data} />` : html`<${OwnFigures} data=${data} />`)}
+      ${data && html`<${current.view} key=${current.name} api=${api} data=${data} />`}
+    </main>
+  `;
+}
+
+render(html`<${App} />`, document.getElementById("page"));

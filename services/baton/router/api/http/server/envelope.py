@@ -20,7 +20,7 @@ from baton.router.traces.store import Traces
 from baton.telemetry.metrics import RouterMetrics
 
 QUIET = frozenset({"/ui/data"})
-"""The paths that an open page asks for every other second: the audit log has only what is refused there."""
+"""The paths that an open page asks for every second: the audit log has only what is refused there."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
