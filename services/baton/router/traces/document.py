@@ -8,21 +8,21 @@ from datetime import UTC, datetime
 
 from baton.router.placement import WorkerReport
 from baton.router.placement.policy import Candidate
-from baton.router.traces.phases import phases_of, time_to_first_token
+from baton.router.traces.phases import MEANING, earliest_token, phases_of, time_to_first_token
 from baton.router.traces.record import AnswerTrace, Attempt, Placed, RequestTrace
 
 Document = dict[str, object]
 
 
-def summary_of(trace: RequestTrace) -> Document:
-    """Return the entry of one request in a list."""
-    return _summary(trace.seen())
+def summary_of(trace: RequestTrace, *, workers: bool = True) -> Document:
+    """Return the entry of one request in a list. ``workers``: with the workers of its last attempt."""
+    return _summary(trace.seen(), workers)
 
 
-def _summary(trace: RequestTrace) -> Document:
+def _summary(trace: RequestTrace, workers: bool) -> Document:
     now = time.perf_counter()
-    first = [ttft for answer in trace.answers if (ttft := time_to_first_token(trace, answer)) is not None]
-    return {
+    first = earliest_token(trace)
+    told: Document = {
         "request_id": trace.request_id,
         "client_request_id": trace.origin.client_id,
         "endpoint": trace.endpoint,
@@ -32,9 +32,17 @@ def _summary(trace: RequestTrace) -> Document:
         "outcome": trace.outcome,
         "prompt_tokens": trace.prompt_tokens,
         "completion_tokens": sum(each.tokens for each in trace.delivered),
-        "ttft_ms": _ms(min(first)) if first else None,
+        "ttft_ms": None if first is None else _ms(first),
         "e2e_ms": _ms((now if trace.ended is None else trace.ended) - trace.arrived),
+        "num_attempts": max((len(each.attempts) + each.left_out for each in trace.answers), default=0),
     }
+    if workers:
+        last = next((each.attempts[-1] for each in trace.answers if each.attempts), None)
+        told |= {
+            "prefill": None if last is None else last.prefill,
+            "decode": None if last is None else last.decode,
+        }
+    return told
 
 
 def document_of(trace: RequestTrace, *, workers: bool = True) -> Document:
@@ -43,7 +51,7 @@ def document_of(trace: RequestTrace, *, workers: bool = True) -> Document:
     now, trace = time.perf_counter(), trace.seen()
     span = trace.origin.span
     return {
-        **_summary(trace),
+        **_summary(trace, workers),
         "trace_id": None if span is None else f"{span.trace_id:032x}",
         "choices": [_choice(trace, answer, now, workers) for answer in trace.answers],
     }
@@ -60,8 +68,14 @@ def _choice(trace: RequestTrace, answer: AnswerTrace, now: float, workers: bool)
         "ttft_ms": None if ttft is None else _ms(ttft),
         "tpot_ms": None if steps is None else _ms(steps / (tokens - 1)),
         "phases": [
-            {"name": p.name, "attempt": p.attempt, "start_ms": _ms(p.start), "ms": _ms(p.seconds)}
-            for p in phases_of(trace, answer, now)
+            {
+                "name": phase.name,
+                "meaning": MEANING[phase.name],
+                "attempt": phase.attempt,
+                "start_ms": _ms(phase.start),
+                "ms": _ms(phase.seconds),
+            }
+            for phase in phases_of(trace, answer, now)
         ],
         "attempts": [_attempt(attempt, trace.arrived, workers) for attempt in answer.attempts],
         "attempts_left_out": answer.left_out,

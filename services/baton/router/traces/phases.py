@@ -110,6 +110,12 @@ def time_to_first_token(trace: RequestTrace, answer: AnswerTrace) -> float | Non
     return first - trace.arrived if first else None
 
 
+def earliest_token(trace: RequestTrace) -> float | None:
+    """Return the seconds until the first token of all choices; None: there is no token yet."""
+    first = [ttft for answer in trace.answers if (ttft := time_to_first_token(trace, answer)) is not None]
+    return min(first, default=None)
+
+
 def _stretches(attempt: Attempt, first: float, until: float) -> Iterator[_Stretch]:
     """Yield the stretches of one attempt, up to ``until``. ``first``: the time the first token was sent to
     the client, by any attempt."""

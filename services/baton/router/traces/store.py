@@ -34,6 +34,7 @@ class _Ended:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, tuple[RequestTrace, int]] = OrderedDict()
         self.num_bytes = 0
+        self.num_dropped = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -45,6 +46,7 @@ class _Ended:
         while len(self._kept) > self._max_requests or self.num_bytes > self._max_bytes:
             _, (_, gone) = self._kept.popitem(last=False)
             self.num_bytes -= gone
+            self.num_dropped += 1
 
     def get(self, key: str) -> RequestTrace | None:
         return self._kept.get(key, (None, 0))[0]
@@ -73,6 +75,8 @@ class Traces:
         unbegun_bytes = round(UNBEGUN_SHARE * max_bytes)
         self._unbegun = _Ended(unbegun, unbegun_bytes)
         self._begun = _Ended(max_requests - unbegun, max_bytes - unbegun_bytes)
+        self.max_requests = max_requests
+        self.max_bytes = max_bytes
         self._on_end = on_end
         self._sample = sample
         self._running: dict[str, RequestTrace] = {}
@@ -84,6 +88,11 @@ class Traces:
     def num_bytes(self) -> int:
         """The estimated bytes of the ended requests."""
         return self._begun.num_bytes + self._unbegun.num_bytes
+
+    @property
+    def num_dropped(self) -> int:
+        """The number of ended requests that had to make room for later ones."""
+        return self._begun.num_dropped + self._unbegun.num_dropped
 
     def origin(self, client_id: str | None, traceparent: str | None) -> Origin:
         """Return the origin of a new request, from its headers."""
