@@ -83,7 +83,10 @@ CASES: Mapping[str, Sequence[Case]] = {
     "--gpu-memory-utilization": [(["0.8"], {"gpu_memory_utilization": 0.8})],
     "--grpc-port": [(["9001"], {"grpc_port": 9001})],
     "--host": [(["0.0.0.0"], {"host": "0.0.0.0"})],
-    "--kv-cache-dtype": [(["auto"], NOTHING)],
+    "--kv-cache-dtype": [
+        (["fp8"], {"kv_cache_dtype": "fp8"}),
+        (["fp8_e4m3"], {"kv_cache_dtype": "fp8"}),
+    ],
     "--kv-cache-memory-bytes": [(["2G"], {"kv_cache_memory": 2 << 30}), (["1g"], {"kv_cache_memory": 10**9})],
     "--kv-offloading-backend": [(["native"], NOTHING)],
     "--kv-offloading-size": [(["1.5"], {"host_kv_memory": 3 << 29})],
@@ -254,7 +257,7 @@ def test_the_command_line_ends_with_2() -> None:
     [
         (["--no-enable-lora"], "--enable-lora: no such option in Baton."),
         (["--compilation-config.mode", "3"], "--compilation-config: no such option in Baton."),
-        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype: must be auto, not 'fp8': KV blocks have the type"),
+        (["--kv-cache-dtype", "fp8_e5m2"], "--kv-cache-dtype: must be one of auto, fp8, fp8-dynamic"),
         (["--runner", "pooling"], "--runner: must be auto or generate, not 'pooling': Baton generates text"),
         (["--no-enable-auto-tool-choice"], "--no-enable-auto-tool-choice: say `--tool-call-parser none`."),
         (["--max-model-len", "long"], "--max-model-len: 'long' is no number; write it like 8192, 8k (8000)"),

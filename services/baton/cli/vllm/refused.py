@@ -50,10 +50,10 @@ _MODEL = (
         instead="--generation-config",
     ),
     *refused(
-        "Quantized checkpoints are not read yet.",
+        "The checkpoint's config.json says how it is quantized; a plain one is rounded to `fp8` or `int8`.",
         "--quantization-config",
         "--allow-deprecated-quantization",
-        instead="--quantization int8",
+        instead="--quantization",
     ),
     *refused("Prompts are text or tokens.", "--enable-prompt-embeds"),
     *refused(
@@ -253,7 +253,7 @@ _MEMORY = (
         "--watermark",
     ),
     *refused("Whole blocks are shared.", "--prefix-match-unit", instead="--block-size"),
-    *refused("KV blocks have the type of the model.", "--kv-cache-dtype-skip-layers"),
+    *refused("All layers keep KV in one type.", "--kv-cache-dtype-skip-layers", instead="--kv-cache-dtype"),
     *refused(
         "Layers with windows, latents and states have groups of blocks of their own, always.",
         "--disable-hybrid-kv-cache-manager",

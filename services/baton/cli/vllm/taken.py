@@ -92,7 +92,7 @@ _MODEL = (
     renamed(
         "--quantization/-q",
         "--quantization",
-        "Baton has `int8`, of a CPU, and `none`; quantized checkpoints are not read yet.",
+        "`auto`, the default, reads a checkpoint as its config.json says; `fp8` and `int8` round a plain one.",
         verdict="different",
     ),
     renamed(
@@ -171,7 +171,13 @@ _MEMORY = (
         read=_gibibytes,
     ),
     fixed("--kv-offloading-backend", ("native",), "Baton has one host tier, `--host-kv-memory`."),
-    fixed("--kv-cache-dtype", ("auto",), "KV blocks have the type of the model."),
+    renamed(
+        "--kv-cache-dtype",
+        "--kv-cache-dtype",
+        "`auto`, `fp8` (e4m3, with a checkpoint's scales) or `fp8-dynamic` (scales by block).",
+        verdict="different",
+        read=mapped({"fp8_e4m3": "fp8"}),
+    ),
     fixed("--mamba-cache-dtype", ("auto",), "States have the type that the model's config.json says."),
     fixed("--stream-interval", ("1",), "Each token is sent as it comes."),
     fixed("--moe-backend", ("auto",), "Baton chooses among its kernels by itself."),
