@@ -39,6 +39,9 @@ ELSEWHERE: Mapping[str, str] = {
     ".ci/run": "CI is this",
     "curl": "tests/e2e/test_openai_client.py sends such bodies; here they are read as the router does",
     "baton up": "tests/support/ring.py starts its processes; tests/unit/test_cli_up.py runs it",
+    "baton serve": "tests/e2e/test_baton_serve.py starts it",
+    "baton top": "tests/e2e/test_top.py runs it",
+    "baton models": "tests/unit/test_model_check.py runs what it does",
     "baton prefill": "tests/support/ring.py starts it",
     "baton decode": "tests/support/ring.py starts it",
     "baton both": "tests/support/ring.py starts it",
@@ -55,6 +58,11 @@ ELSEWHERE: Mapping[str, str] = {
     "python -m tests": "takes minutes: the chart, all versions of Kubernetes",
     "python -m loadtest": "takes minutes or hours, on a quiet machine, and some a server or a GPU",
     "pip": "needs an index of packages; the extra exists",
+    "pipx": "needs an index of packages; `python -m scripts.fresh_installs` runs it",
+    "python -m build": "needs an index of packages; tests/unit/test_wheel.py builds the wheel",
+    "python scripts/from_vllm/listing.py": "needs vLLM; tests/unit/test_vllm_options.py reads what it wrote",
+    "scripts/release": "takes minutes; tests/unit/test_release.py tries its parts",
+    "ulimit": "a limit of the shell",
     "docker": "needs a daemon",
     "helm": "needs a cluster; tests/unit/test_chart_releases.py runs Helm before a fake one",
     "kubectl": "needs a cluster",
@@ -78,6 +86,8 @@ class Parsed(Exception):  # noqa: N818 - it is no error
 def beginning(command: Command) -> str:
     """What `QUICK` and `ELSEWHERE` know a command by."""
     words = command.words
+    if words[0] == "python" and words[1] != "-m":
+        return " ".join(words)
     if words[0] == "python":
         return f"python -m {words[2].partition('.')[0]}"
     if words[:3] == ("baton", "keys", "create"):
@@ -136,10 +146,14 @@ def check_baton(words: Sequence[str], patch: pytest.MonkeyPatch) -> None:
 
 
 def check_python(words: Sequence[str], patch: pytest.MonkeyPatch) -> None:
-    flag, module, *arguments = words
-    assert flag == "-m"
+    if words[0] != "-m":
+        assert (ROOT / words[0]).is_file()
+        return
+    _, module, *arguments = words
     if module == "pytest":
         assert all((ROOT / path).exists() for path in arguments if not path.startswith("-"))
+        return
+    if not (ROOT / module.partition(".")[0]).is_dir():  # a package of others
         return
     if "--help" in arguments:
         arguments.remove("--help")

@@ -257,7 +257,6 @@ def test_the_command_line_ends_with_2() -> None:
     [
         (["--no-enable-lora"], "--enable-lora: no such option in Baton."),
         (["--compilation-config.mode", "3"], "--compilation-config: no such option in Baton."),
-        (["--kv-cache-dtype", "fp8_e5m2"], "--kv-cache-dtype: must be one of auto, fp8, fp8-dynamic"),
         (["--runner", "pooling"], "--runner: must be auto or generate, not 'pooling': Baton generates text"),
         (["--no-enable-auto-tool-choice"], "--no-enable-auto-tool-choice: say `--tool-call-parser none`."),
         (["--max-model-len", "long"], "--max-model-len: 'long' is no number; write it like 8192, 8k (8000)"),
