@@ -385,7 +385,7 @@ def test_random_groups_find_what_they_would_alone(
         max(needed(length, params) for length, _, params in requests) + extra,
         2,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
+        max_num_batched_tokens=max(budget, max_num_seqs),  # fewer are refused
         prefill_chunk=chunk,
         chunked_prefill=chunked,
         prefix_caching=caching,

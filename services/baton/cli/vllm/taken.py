@@ -92,7 +92,7 @@ _MODEL = (
     renamed(
         "--quantization/-q",
         "--quantization",
-        "`auto`, the default, reads a checkpoint as its config.json says; `fp8` and `int8` round a plain one.",
+        "`auto` reads a checkpoint as its config.json says; `fp8` and `int8` round a plain one.",
         verdict="different",
     ),
     renamed(
