@@ -53,12 +53,16 @@ class Shot:
     width: int = 1440
     height: int = 1000
     dark: bool = False
+    click: str = ""
+    """A selector: what is clicked first."""
 
 
 BEFORE = (
     Shot("ui", "ring", height=1080),
     Shot("ui-memory", "memory", height=960),
     Shot("ui-latency-dark", "latency", height=1450, dark=True),
+    Shot("ui-requests", "requests", height=1080, click="#view tbody tr:nth-child(24)"),
+    Shot("ui-playground", "playground", height=760),
 )
 AFTER = (
     Shot("ui-changes-dark", "ring", height=1080, dark=True),
@@ -113,6 +117,9 @@ async def take(page: Page, shots: Sequence[Shot], into: Path) -> None:
         await page.appear(width=shot.width, height=shot.height, dark=shot.dark)
         await page.evaluate(f"location.hash = {json.dumps(shot.view)}")
         await asyncio.sleep(2.5)
+        if shot.click:
+            await page.evaluate(f"document.querySelector({json.dumps(shot.click)}).click()")
+            await asyncio.sleep(2.5)
         (into / f"{shot.name}.png").write_bytes(await page.screenshot())
 
 
