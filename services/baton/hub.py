@@ -85,6 +85,20 @@ def revision_of(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def kv_scales_digest(path: Path) -> str:
+    """16 hex digits that name the scales of K and V in a model directory; "": it has none."""
+    digest, found = hashlib.sha256(), False
+    for file in sorted(path.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            described = stream.read(min(size, file.stat().st_size))
+            for start, stop in _kv_scales(described):
+                stream.seek(8 + size + start)
+                digest.update(stream.read(stop - start))
+                found = True
+    return digest.hexdigest()[:16] if found else ""
+
+
 def _kv_scales(header: bytes) -> list[tuple[int, int]]:
     """Return where the data of a safetensors file has the scales of K and V, by its header: the first byte of
     each and the byte behind its last. Scales of more than a few bytes are none of these."""

@@ -27,7 +27,8 @@ DUMMY = ("--load-format", "dummy", "--num-blocks", "32")
 PREFILLS: Mapping[str, tuple[str, ...]] = {
     "model": ("--served-model-name", "another"),
     "revision": (),
-    "kv_dtype": ("--kv-cache-dtype", "fp8"),
+    "kv_dtype": ("--dtype", "bfloat16"),
+    "kv_cache_dtype": ("--kv-cache-dtype", "fp8"),
     "quantization": ("--quantization", "int8"),
     "block_size": ("--block-size", "24"),
     "connectors": ("--connector", "gloo"),
@@ -64,7 +65,7 @@ def rings(
             yield {field: running_rings[f"to {field}"] for field in PREFILLS}
 
 
-APART = ("model", "revision", "kv_dtype", "quantization")
+APART = ("model", "revision", "kv_dtype", "kv_cache_dtype", "quantization")
 """Told in a worker's greeting: such workers are of different groups."""
 
 

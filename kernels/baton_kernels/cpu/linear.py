@@ -110,7 +110,7 @@ class PackedWeight:
         """The weight's rows at ``indices`` [...] int64 -> [..., inputs]. IndexError for one that is not
         there."""
         assert self.has_rows
-        flat = indices.reshape(-1)
+        flat = indices.reshape(-1).long().contiguous()
         if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.outputs:
             raise IndexError(f"rows {int(flat.min())} to {int(flat.max())}; allowed: 0 to {self.outputs - 1}")
         packed = self._matrix.packed

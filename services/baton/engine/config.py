@@ -51,6 +51,11 @@ class EngineSettings(EngineOptions):
                 f"async_scheduling is 'on'; allowed with {self.world} ranks (tensor_parallel_size x "
                 f"pipeline_parallel_size) and speculative_method {self.speculative_method!r}: auto, off"
             )
+        if self.kv_cache_dtype == "fp8-dynamic" and self.speculative_method != "none":
+            raise ValueError(  # a draft that is refused would have widened its block's scales
+                f"kv_cache_dtype is 'fp8-dynamic'; allowed with speculative_method "
+                f"{self.speculative_method!r}: auto, fp8"
+            )
         if not 0 < self.device_memory_fraction <= 1:
             raise ValueError(
                 f"device_memory_fraction is {self.device_memory_fraction}; allowed: above 0, at most 1"

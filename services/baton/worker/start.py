@@ -66,9 +66,18 @@ def run(config: WorkerConfig, clock: StartClock) -> int:
         of_weights = revision, scheme.description
     else:
         log.warning("KV counts as %s's, whatever the weights: --kv-revision", config.kv_revision)
-        of_weights = config.kv_revision, ""
+        of_weights = config.kv_revision, _scales_told(config, path)
     served = _served(config, engine, *of_weights, tokenizer, cluster)
     return asyncio.run(WorkerServer(config, served, clock).serve())
+
+
+def _scales_told(config: WorkerConfig, path: Path) -> str:
+    """What workers of one ``kv_revision`` still compare: the checkpoint's scales of K and V, where codes mean
+    nothing without them."""
+    if config.kv_cache_dtype != "fp8" and config.kv_convert != "allow":
+        return ""
+    digest = hub.kv_scales_digest(path)
+    return f"KV scales {digest}" if digest else ""
 
 
 def _cluster(config: WorkerConfig, revision: str) -> Cluster:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.models.quantization.gptq import InputGroups
 from baton.models.quantization.stored import (
     Blocks,
     ByteScales,
     Codes,
     GroupScales,
     HalfBytes,
+    InputScale,
     MatrixShape,
     OneScale,
     StoredTensor,
@@ -32,7 +34,7 @@ def plain_codes(spec: WeightSpec) -> StoredWeight:
     if spec.zeros:
         found["weight_zero_point"] = StoredTensor("zeros", ZeroPoints(_blocks(spec)))
     if spec.rounding == "fp8-tensor":
-        found["input_scale"] = StoredTensor("input_scale", OneScale())
+        found["input_scale"] = StoredTensor("input_scale", InputScale())
     return found
 
 
@@ -46,7 +48,7 @@ def packed_ints(spec: WeightSpec) -> StoredWeight:
     if spec.zeros:
         found["weight_zero_point"] = StoredTensor("zeros", PackedZeroPoints(bits, _blocks(spec)))
     if spec.ordered:
-        found["weight_g_idx"] = StoredTensor("groups", GroupsOfInputs())
+        found["weight_g_idx"] = StoredTensor("groups", InputGroups(spec.group, ordered=True))
     return found
 
 
@@ -129,16 +131,6 @@ class PackedZeroPoints(_Words):
         words = Blocks(1, self.blocks.group).of(found, bit // 32, inputs)
         zeros = (words >> (bit % 32)[:, None] & (1 << self.bits) - 1).to(torch.uint8)
         return zeros if self.bits == 4 else _signed(zeros)
-
-
-class GroupsOfInputs(_Words):
-    """The group of each input."""
-
-    def shape(self, matrix: MatrixShape) -> torch.Size:
-        return torch.Size((matrix.inputs,))
-
-    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
-        return found.view(-1)[inputs.start : inputs.stop]
 
 
 class Divisor(OneScale):

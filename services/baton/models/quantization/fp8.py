@@ -10,7 +10,7 @@ from baton.models.quantization.stored import (
     Blocks,
     Codes,
     GroupScales,
-    OneScale,
+    InputScale,
     StoredTensor,
     StoredWeight,
 )
@@ -24,5 +24,5 @@ def tensors(spec: WeightSpec) -> StoredWeight:
         "weight_scale_inv": StoredTensor("scales", GroupScales(Blocks(spec.scale_rows, spec.group))),
     }
     if spec.rounding == "fp8-tensor":
-        found["activation_scale"] = StoredTensor("input_scale", OneScale())
+        found["activation_scale"] = StoredTensor("input_scale", InputScale())
     return found

@@ -12,6 +12,7 @@ from baton.models.quantization.stored import (
     Codes,
     GroupScales,
     HalfBytes,
+    InputScale,
     OneScale,
     OnlyChecked,
     StoredTensor,
@@ -27,7 +28,7 @@ def fp8(spec: WeightSpec) -> StoredWeight:
         "weight_scale": StoredTensor("scales", GroupScales(Blocks(spec.scale_rows, spec.group))),
     }
     if spec.rounding == "fp8-tensor":
-        found["input_scale"] = StoredTensor("input_scale", OneScale())
+        found["input_scale"] = StoredTensor("input_scale", InputScale())
     return found
 
 

@@ -229,6 +229,16 @@ class OneScale(ScaleForm):
         return finite(found.reshape(()))
 
 
+class InputScale(OneScale):
+    """The one scale of a projection's activations, which are divided by it."""
+
+    def read(self, found: Tensor, rows: Tensor, inputs: range) -> Tensor:
+        scale = super().read(found, rows, inputs)
+        if not scale > 0:
+            raise ValueError(f"the scale is {float(scale):g}; allowed: a finite number above 0")
+        return scale
+
+
 @dataclass(frozen=True)
 class OnlyChecked(TensorForm):
     """Numbers that are checked like those of another form, and not kept."""
