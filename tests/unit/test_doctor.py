@@ -345,6 +345,10 @@ class TestLimits:
         files = {"/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"}
         assert not lacking(limits.check(PretendMachine(tmp_path / "none", hard=1 << 16), wanted()))
         machine = PretendMachine(tmp_path, files, hard=1 << 16)
+        assert not lacking(limits.check(machine, wanted())), "the node's, which this pod is not given"
+        assert set(lacking(limits.check(machine, wanted(require_rdma=True)))) == {"locked memory"}
+        files["/dev/infiniband/uverbs0"] = ""
+        machine = PretendMachine(tmp_path, files, hard=1 << 16)
         assert "LimitMEMLOCK" in lacking(limits.check(machine, wanted()))["locked memory"]
         holder = {**files, "/proc/self/status": "CapEff:\t0000000000004000\n"}
         assert not lacking(limits.check(PretendMachine(tmp_path, holder, hard=1 << 16), wanted()))
@@ -479,6 +483,9 @@ class TestTransports:
         found = lacking(transports.check(machine, wanted(require_rdma=True)))
         assert set(found) == ({"RDMA"} if says else set())
         assert says is None or says in found["RDMA"]
+        plain = by_name(transports.check(machine, wanted()))["RDMA"]
+        assert plain.verdict is (Judgement.NOTE if says else Judgement.OK)
+        assert says is None or says in plain.says
 
 
 @contextmanager
