@@ -519,6 +519,20 @@ class TestNetwork:
         assert f"is taken by process {os.getpid()} (" in told[f"port {port}"]
         assert "another port" in told[f"port {port}"]
 
+    def test_arguments_of_the_process_that_took_it_are_not_told(self, tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            files = {
+                "/proc/net/tcp": f"sl\n0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 4242 1\n",
+                "/proc/77/comm": "baton\n",
+                "/proc/77/cmdline": "baton\0router\0--api-key\0secret\0",
+            }
+            machine = PretendMachine(tmp_path, files)
+            machine.path("/proc/77/fd").mkdir()
+            machine.path("/proc/77/fd/3").symlink_to("socket:[4242]")
+            told = lacking(network.check(machine, Wanted(port=(str(port),))))[f"port {port}"]
+        assert "is taken by process 77 (baton) →" in told
+
     def test_the_ports_of_a_router_are_those_of_its_options(self) -> None:
         assert set(by_name(network.check(Machine(), Wanted(role="router")))) == {"port 8000", "port 8001"}
         assert not by_name(network.check(Machine(), Wanted(role="worker")))
