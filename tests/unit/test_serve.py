@@ -124,6 +124,14 @@ def test_what_was_meant_is_suggested(argv: str, line: str) -> None:
     assert "\n" not in said
 
 
+def test_an_error_of_another_kind_is_told_as_typer_tells_it() -> None:
+    class NoSuchOption(typer.TyperException):
+        """One that does not name the option."""
+
+    assert message_of(NoSuchOption("No such option: -x")) == "No such option: -x"
+    assert said_to("up", "--prefill") == "Option '--prefill' requires an argument."
+
+
 def completed(*typed: str) -> list[str]:
     """What bash is offered for the last of ``typed``."""
     environment = {
