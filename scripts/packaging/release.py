@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -34,26 +35,48 @@ from scripts.packaging.environments import Environment
 CONSTRAINTS = ROOT / "constraints.txt"
 INSTALLATIONS: dict[str, tuple[str, ...]] = {"router": (), "worker": ("worker",)}
 """Kinds of installation with an SBOM each, and their extras."""
+SUMS = "SHA256SUMS"
+"""The file that also marks a folder as a run's: it is empty until all is made."""
+_OURS = re.compile(r"(?:[0-9a-f]{64}  baton[^\n/]*\n)*")
 
 
 def main() -> int:
     chosen = _options()
+    output = chosen.output.resolve()
     console = Console(width=140, highlight=False)
     source = _source(chosen.repository)
     if not chosen.dry_run and (reason := _not_releasable(chosen, source)):
         console.print(f"not released: {reason}")
         return 1
-    if chosen.output.exists():
-        shutil.rmtree(chosen.output)
-    chosen.output.mkdir(parents=True)
+    if reason := not_to_be_emptied(output):
+        console.print(f"not built: --output: {output} {reason}", soft_wrap=True)
+        return 1
+    if output.exists():
+        shutil.rmtree(output)
+    output.mkdir(parents=True)
+    (output / SUMS).touch()
     with tempfile.TemporaryDirectory() as scratch:
-        release = _Release(chosen.output, chosen.registry, chosen.index, source, Path(scratch), console)
+        release = _Release(output, chosen.registry, chosen.index, source, Path(scratch), console)
         try:
             release.build()
         except (DiffersError, subprocess.CalledProcessError) as error:
             console.print(f"FAILED: {error}", soft_wrap=True)
             return 1
         return release.push(dry_run=chosen.dry_run)
+
+
+def not_to_be_emptied(folder: Path) -> str:
+    """Return why a resolved path may not be emptied for a run; empty if it may, or is not there."""
+    if ROOT.is_relative_to(folder):
+        return "holds the repository"
+    if not folder.exists():
+        return ""
+    if not folder.is_dir():
+        return "is no folder"
+    sums = folder / SUMS
+    if any(folder.iterdir()) and not (sums.is_file() and _OURS.fullmatch(sums.read_text(errors="replace"))):
+        return f"holds other files than an earlier run's: it has no {SUMS} of one"
+    return ""
 
 
 def _options() -> argparse.Namespace:
@@ -184,14 +207,14 @@ class _Release:
         self._made(path, f"{len(document['components'])} packages")
 
     def _provenance(self, began: datetime) -> None:
-        files = sorted(self.output.iterdir())
+        files = sorted(file for file in self.output.iterdir() if file.name != SUMS)
         parameters: dict[str, object] = {"version": baton.__version__, "registry": self.registry}
         told = provenance.statement(files, self.source, parameters, began, datetime.now(UTC))
         path = self.output / f"baton-{baton.__version__}.intoto.json"
         path.write_text(json.dumps(told, indent=1) + "\n")
         self._made(path, f"{len(files)} files of {self.source.commit[:12]}")
         sums = "".join(f"{sha256(file)}  {file.name}\n" for file in [*files, path])
-        (self.output / "SHA256SUMS").write_text(sums)
+        (self.output / SUMS).write_text(sums)
 
     def _made(self, path: Path, remark: str) -> None:
         self.console.print(f"made       {path.name:34}  {path.stat().st_size / 1e6:7.2f} MB  {remark}")

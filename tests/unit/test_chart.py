@@ -428,11 +428,13 @@ class TestSecurity:
         [prefill] = found["test-baton-doctor-prefill"]["containers"]
         assert prefill["args"][-4:] == ["--device", "cpu", "--router", "http://test-baton:80"]
         assert not prefill["resources"]["limits"]
-        [prefill] = pods({**values, "test": {"doctor": {"devices": True}}})["test-baton-doctor-prefill"][
-            "containers"
-        ]
-        assert {"cuda", "--require-rdma"} <= set(prefill["args"])
+        with_devices = pods({**values, "test": {"doctor": {"devices": True}}})
+        [prefill] = with_devices["test-baton-doctor-prefill"]["containers"]
+        assert {"cuda", "--require-rdma", "--model"} <= set(prefill["args"])
         assert prefill["resources"]["limits"] == {"nvidia.com/gpu": 1, "rdma/ib": 1}
+        for one in (*found.values(), with_devices["test-baton-doctor-decode"]):
+            args = one["containers"][0]["args"]
+            assert "--model" not in args, "weights that the worker beside it holds are not asked for again"
         assert not pods({"test": {"doctor": {"enabled": False}}})
         assert not pods({"workers": {"simulated": {"enabled": True}}})
 

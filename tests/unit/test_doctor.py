@@ -345,6 +345,10 @@ class TestLimits:
         files = {"/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"}
         assert not lacking(limits.check(PretendMachine(tmp_path / "none", hard=1 << 16), wanted()))
         machine = PretendMachine(tmp_path, files, hard=1 << 16)
+        assert not lacking(limits.check(machine, wanted())), "the node's, which this pod is not given"
+        assert set(lacking(limits.check(machine, wanted(require_rdma=True)))) == {"locked memory"}
+        files["/dev/infiniband/uverbs0"] = ""
+        machine = PretendMachine(tmp_path, files, hard=1 << 16)
         assert "LimitMEMLOCK" in lacking(limits.check(machine, wanted()))["locked memory"]
         holder = {**files, "/proc/self/status": "CapEff:\t0000000000004000\n"}
         assert not lacking(limits.check(PretendMachine(tmp_path, holder, hard=1 << 16), wanted()))
@@ -479,6 +483,9 @@ class TestTransports:
         found = lacking(transports.check(machine, wanted(require_rdma=True)))
         assert set(found) == ({"RDMA"} if says else set())
         assert says is None or says in found["RDMA"]
+        plain = by_name(transports.check(machine, wanted()))["RDMA"]
+        assert plain.verdict is (Judgement.NOTE if says else Judgement.OK)
+        assert says is None or says in plain.says
 
 
 @contextmanager
@@ -511,6 +518,20 @@ class TestNetwork:
             told = lacking(network.check(Machine(), Wanted(port=(str(port),))))
         assert f"is taken by process {os.getpid()} (" in told[f"port {port}"]
         assert "another port" in told[f"port {port}"]
+
+    def test_arguments_of_the_process_that_took_it_are_not_told(self, tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            files = {
+                "/proc/net/tcp": f"sl\n0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 4242 1\n",
+                "/proc/77/comm": "baton\n",
+                "/proc/77/cmdline": "baton\0router\0--api-key\0secret\0",
+            }
+            machine = PretendMachine(tmp_path, files)
+            machine.path("/proc/77/fd").mkdir()
+            machine.path("/proc/77/fd/3").symlink_to("socket:[4242]")
+            told = lacking(network.check(machine, Wanted(port=(str(port),))))[f"port {port}"]
+        assert "is taken by process 77 (baton) →" in told
 
     def test_the_ports_of_a_router_are_those_of_its_options(self) -> None:
         assert set(by_name(network.check(Machine(), Wanted(role="router")))) == {"port 8000", "port 8001"}

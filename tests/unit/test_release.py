@@ -13,6 +13,7 @@ import pytest
 
 from scripts.packaging import images, provenance, pythons
 from scripts.packaging.distributions import ROOT
+from scripts.packaging.release import SUMS, not_to_be_emptied
 
 
 def test_provenance_names_files_commit_and_pins(tmp_path: Path) -> None:
@@ -56,6 +57,37 @@ def test_nothing_is_pushed_without_addresses(missing: str) -> None:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert ended.stdout == f"not released: --{missing} is needed\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({}, ""),
+        ({SUMS: "", "baton-1.tar.gz": ""}, ""),  # of a run that failed
+        ({SUMS: f"{'a' * 64}  baton-1.tar.gz\n", "baton-1.tar.gz": ""}, ""),
+        ({"thesis.txt": ""}, "holds other files"),
+        ({SUMS: f"{'a' * 64}  debian.iso\n", "debian.iso": ""}, "holds other files"),
+    ],
+)
+def test_only_the_folder_of_an_earlier_run_is_emptied(
+    tmp_path: Path, files: dict[str, str], reason: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert not_to_be_emptied(tmp_path).startswith(reason)
+    assert bool(not_to_be_emptied(tmp_path)) is bool(reason)
+
+
+def test_nothing_that_holds_the_repository_is_emptied(tmp_path: Path) -> None:
+    assert not_to_be_emptied(ROOT) == not_to_be_emptied(ROOT.parent) == "holds the repository"
+    assert not_to_be_emptied(ROOT / "README.md") == "is no folder"
+    assert not_to_be_emptied(ROOT / "docs").startswith("holds other files")
+    (tmp_path / "kept.txt").touch()
+    command = [sys.executable, "-m", "scripts.packaging.release", "--output", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stdout.startswith(f"not built: --output: {tmp_path} holds other files")
+    assert (tmp_path / "kept.txt").exists()
 
 
 def test_interpreters_are_what_they_say() -> None:

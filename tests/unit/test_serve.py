@@ -124,6 +124,21 @@ def test_what_was_meant_is_suggested(argv: str, line: str) -> None:
     assert "\n" not in said
 
 
+def test_errors_of_other_kinds_are_told_as_typer_tells_them() -> None:
+    class NoSuchOption(typer.TyperException):
+        """One that does not name the option."""
+
+    class BadOptionUsage(typer.TyperException):
+        """One that names an option which is known."""
+
+        option_name = "--prefill"
+        ctx = typer.Context(typer.main.get_command(commands))
+
+    assert message_of(NoSuchOption("No such option: -x")) == "No such option: -x"
+    assert message_of(BadOptionUsage("--prefill needs a number")) == "--prefill needs a number"
+    assert said_to("up", "--prefill") == "Option '--prefill' requires an argument."
+
+
 def completed(*typed: str) -> list[str]:
     """What bash is offered for the last of ``typed``."""
     environment = {

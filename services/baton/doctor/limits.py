@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from baton.doctor.finding import Finding, lack, missing, note, ok
 from baton.doctor.machine import Machine, size_text
-from baton.doctor.transports import rdma_here
+from baton.doctor.transports import rdma_in_reach
 from baton.doctor.wanted import Wanted
 from baton.process.descriptors import MOST
 from baton.router.api.http.server.slots import MAX_CONNECTIONS, SlotLimits
@@ -56,7 +56,7 @@ def _locked_memory(machine: Machine, wanted: Wanted) -> Finding:
         "ulimit -l unlimited as root before the start, LimitMEMLOCK=infinity of a systemd unit (of the "
         "container runtime's in Kubernetes), --ulimit memlock=-1 of docker run"
     )
-    return missing("locked memory", says, do, needed=wanted.worker.require_rdma or rdma_here(machine))
+    return missing("locked memory", says, do, needed=wanted.worker.require_rdma or rdma_in_reach(machine))
 
 
 def _capabilities(machine: Machine) -> int:

@@ -74,7 +74,7 @@ def _port(machine: Machine, host: str, port: int) -> Finding:
 
 
 def _holder(machine: Machine, port: int) -> str:
-    """The process that listens on a port, in words."""
+    """The process that listens on a port, in words. Its arguments, which may hold keys, are not told."""
     inodes = {
         fields[9]
         for table in ("tcp", "tcp6")
@@ -88,8 +88,7 @@ def _holder(machine: Machine, port: int) -> str:
         except OSError:
             continue  # another user's, or it has ended
         if held:
-            command = machine.read(f"/proc/{process.name}/cmdline").replace("\0", " ").strip()
-            return f"process {process.name} ({command[:80]})"
+            return f"process {process.name} ({machine.read(f'/proc/{process.name}/comm').strip()})"
     return "a process that this user cannot see"
 
 

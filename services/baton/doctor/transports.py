@@ -22,6 +22,15 @@ def rdma_here(machine: Machine) -> bool:
     return bool(rdma_ports(machine.path(_INFINIBAND)))
 
 
+def rdma_in_reach(machine: Machine) -> bool:
+    """Whether this process may open an RDMA device. A container sees its node's in ``/sys``, given or not."""
+    return rdma_here(machine) and _has_verbs(machine)
+
+
+def _has_verbs(machine: Machine) -> bool:
+    return any(machine.path("/dev/infiniband").glob("uverbs*"))
+
+
 def check(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     """The connectors that have a library of their own, and RDMA devices."""
     without: dict[str, str] = {}
@@ -93,14 +102,15 @@ def _rdma(machine: Machine, wanted: Wanted, without: Mapping[str, str]) -> Findi
             "" if needed else ": KV blocks go by TCP between nodes"
         )
         return missing("RDMA", says, do if needed else "", needed=needed)
-    if not list(machine.path("/dev/infiniband").glob("uverbs*")):
+    if not _has_verbs(machine):
         do = "give the container /dev/infiniband: rdma.resource in the chart, --device of docker run"
-        return lack("RDMA", f"{', '.join(ports)}, but no /dev/infiniband/uverbs* to reach them by", do)
+        says = f"{', '.join(ports)}, but no /dev/infiniband/uverbs* to reach them by"
+        return missing("RDMA", says, do, needed=needed)
     states = {port: machine.read(f"{_INFINIBAND}/{port.replace(':', '/ports/')}/state") for port in ports}
     up = [port for port, state in states.items() if "ACTIVE" in state]
     if not up:
         do = "see to the cable, the switch and, for InfiniBand, the subnet manager (ibstat)"
-        return missing("RDMA", f"{', '.join(ports)}, of which none is active", do, needed=True)
+        return missing("RDMA", f"{', '.join(ports)}, of which none is active", do, needed=needed)
     if all(without.values()):
         reasons = "; ".join(f"{name}: {why}" for name, why in without.items()) or "none starts"
         do = "pip install 'baton[nixl]', whose UCX has verbs, and libibverbs1 with its provider"
