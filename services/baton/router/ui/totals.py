@@ -34,7 +34,7 @@ class TenantTotals:
     waiting_prompt_tokens: float = 0.0
     open: float = 0.0
     tokens: float = 0.0
-    """The tokens of prompts and answers that were let in."""
+    """The tokens of requests that have ended, prompts included."""
     refused: float = 0.0
     """The requests refused at once, or after waiting."""
 

@@ -115,7 +115,8 @@ function Tenants({ data }) {
     <table class="table">
       <thead><tr>
         <th scope="col">Tenant</th><th scope="col" class="number">Waiting</th><th scope="col" class="number">Open</th>
-        <th scope="col" class="number">Tokens/s</th><th scope="col" class="number">Refused</th>
+        <th scope="col" class="number">Tokens/s of ended requests, prompts included</th>
+        <th scope="col" class="number">Refused</th>
       </tr></thead>
       <tbody>
         ${tenants.map(
