@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -388,6 +389,47 @@ async def test_the_page_asks_for_a_key_and_shows_a_tenant_its_own(tmp_path: Path
         assert await page.evaluate(links) == ["Requests", "Playground"]
         assert await page.evaluate("document.getElementById('key')") is None
         assert all("401" in each for each in page.errors) and len(page.errors) == 2, "asked once for each key"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: the live page is NOT tested")
+async def test_a_forgotten_keys_answer_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = new_key()
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys:\n" + entry_line(key, "ops", "root").replace('"tenant"', '"operator": true, "tenant"'))
+    metrics = RouterMetrics(CollectorRegistry())
+    authentication = Authentication(KeyFile(str(file), Limits()).find, Tenant())
+    service = CompletionService(
+        FakeRing(lambda call: [70]),
+        byte_level_tokenizer(tmp_path),
+        ApiSettings(),
+        metrics,
+        authentication=authentication,
+    )
+    shown = history(metrics)
+    tell, asked, go_on = shown.document, asyncio.Event(), asyncio.Event()
+
+    async def slow(after: int = 0) -> bytes:
+        document = await tell(after)
+        asked.set()
+        await go_on.wait()
+        return document
+
+    async with serving_app(app_for(service, history=shown)) as url, browsing(tmp_path / "browser") as page:
+        await page.open(f"{url}/ui#requests/%")
+        await page.until("document.activeElement.id === 'key-field'")
+        await page.evaluate(f"document.activeElement.value = {key!r}")
+        await page.evaluate("document.getElementById('key').requestSubmit()")
+        await page.until("document.querySelector('.requests h2')?.textContent === 'Requests'")
+        monkeypatch.setattr(shown, "document", slow)
+        await asyncio.wait_for(asked.wait(), 10)
+        await page.evaluate("document.querySelector('header button').click()")
+        await page.until("document.activeElement.id === 'key-field'")
+        go_on.set()
+        await page.evaluate("new Promise((over) => setTimeout(over, 200))")
+        assert await page.evaluate("document.querySelector('#figures, nav')") is None
+        assert all("401" in each for each in page.errors), page.errors
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: the live page is NOT tested")
