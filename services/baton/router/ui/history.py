@@ -259,9 +259,7 @@ def _point(number: int, now: float, seconds: float, before: Totals, last: Totals
 
 def _handoff(totals: Totals) -> dict[str, Observed]:
     """Return the parts from the end of a prompt's computation to the second token, over all pairs."""
-    counts = PairCounts()
-    for pair in totals.pairs:
-        counts.add(pair.counts)
+    counts = totals.handoffs
     return {
         "flush": Observed(counts.handoffs, counts.flush_s),
         "commit": Observed(counts.handoffs, counts.commit_s),
