@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import orjson
 import pytest
 from prometheus_client import CollectorRegistry
@@ -21,8 +22,8 @@ from baton.router.security.keys import KeyFile, entry_line, new_key
 from baton.router.shared.limits import Limits, Tenant
 from baton.router.ui.changes import MAX_CHANGES, Changes
 from baton.router.ui.files import PAGE_FILES
-from baton.router.ui.history import MAX_PAIRS, MAX_POINTS, WINDOW, History, quantile
-from baton.router.ui.totals import buckets_of, summed
+from baton.router.ui.history import MAX_PAIRS, MAX_POINTS, MAX_TENANTS, WINDOW, History, quantile
+from baton.router.ui.totals import Totals, buckets_of, summed
 from baton.telemetry.admission import AdmissionMetrics, AdmissionView, TenantView
 from baton.telemetry.goodput import GoodputTargets
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
@@ -193,6 +194,48 @@ async def test_only_the_busiest_pairs_are_told() -> None:
         tally.tell(WorkerPair(f"p:{number // 20}", f"d:{number % 20}"), handoff(1 + number))
     document = await told(history(RouterMetrics(CollectorRegistry()), views, tally))
     assert len(document["pairs"]) == MAX_PAIRS and document["pairs_left_out"] == 400 - MAX_PAIRS
+
+
+async def test_only_the_busiest_tenants_are_told() -> None:
+    metrics = RouterMetrics(CollectorRegistry())
+    most = MAX_TENANTS
+    page = history(metrics, **{f"t{number}": number for number in range(1, most + 1)}, idle=0, busy=0)
+    page._admission.admitted_tokens.labels("busy").inc(10)
+    page._admission.admitted_tokens.labels("t1").inc(5)
+    page.tick(page._seen[0][0] + 2.0, await page.totals())
+    document = await told(page)
+    names = [each["tenant"] for each in document["tenants"]]
+    assert names == [f"t{number}" for number in range(most, 0, -1)] and document["tenants_left_out"] == 2
+    assert document["points"][-1]["tenants"].keys() == set(names)
+    own = orjson.loads(await page.document_of("busy"))
+    assert own["tenants"][0]["tokens"] == 10, "what an operator's page leaves out"
+
+
+async def test_a_tenants_document_looks_at_no_worker() -> None:
+    metrics = RouterMetrics(CollectorRegistry())
+    page = history(metrics, acme=1)
+    tell, documents = page._tell, 0
+
+    def counted(*of: Any) -> dict[str, object]:
+        nonlocal documents
+        documents += 1
+        return tell(*of)
+
+    page._tell = counted  # type: ignore[method-assign]
+    await page.document_of("acme")
+    assert documents == 0
+    assert (await told(page))["workers"] and (await told(page))["workers"] and documents == 1
+
+
+async def test_one_answer_serves_the_other_processes_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = RouterMetrics(CollectorRegistry())
+    page, of_model = history(metrics), ModelMetrics(metrics, "m")
+    first = await page._tell_totals(b"")
+    of_model.generated_tokens.inc()
+    assert await page._tell_totals(b"") is first
+    monkeypatch.setattr("baton.router.ui.history.FRESH_S", 0.0)
+    later = msgspec.msgpack.decode(await page._tell_totals(b""), type=Totals)
+    assert later.generated_tokens == 1
 
 
 async def test_the_busiest_pair_is_first() -> None:
@@ -396,12 +439,11 @@ async def test_the_page_asks_for_a_key_and_shows_a_tenant_its_own(tmp_path: Path
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: the live page is NOT tested")
-async def test_a_forgotten_keys_answer_is_not_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_forgotten_keys_answer_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = new_key()
     file = tmp_path / "keys.yaml"
-    file.write_text("keys:\n" + entry_line(key, "ops", "root").replace('"tenant"', '"operator": true, "tenant"'))
+    entry = entry_line(key, "ops", "root").replace('"tenant"', '"operator": true, "tenant"')
+    file.write_text(f"keys:\n{entry}")
     metrics = RouterMetrics(CollectorRegistry())
     authentication = Authentication(KeyFile(str(file), Limits()).find, Tenant())
     service = CompletionService(

@@ -129,6 +129,7 @@ function Tenants({ data }) {
         ${tenants.length === 0 && html`<tr><td colspan="5" class="muted">no request has come yet</td></tr>`}
       </tbody>
     </table>
+    ${data.tenants_left_out > 0 && html`<p class="muted">${count(data.tenants_left_out)} more tenants, with fewer requests waiting or fewer tokens, are left out.</p>`}
   <//>`;
 }
 
