@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -35,8 +36,9 @@ from rich.table import Table
 from baton.router.ui.history import FRESH_S, History
 from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
-from baton.telemetry.pairs import PairCounts, WorkerPair
+from baton.telemetry.pairs import HandoffTally, WorkerPair
 from baton.telemetry.ring import RingSource, WorkerView
+from baton.v1 import worker_pb2 as pb
 from loadtest.conditions import conditions
 from loadtest.routers import fleet, fronts
 from loadtest.routers.against import median_interval
@@ -70,13 +72,15 @@ async def document_s(workers: int = 64, repeats: int = 20) -> float:
         for n in range(workers)
     ]
     prefill, decode = views[:half], views[half:]
-    pairs = {WorkerPair(a.address, b.address): PairCounts(1, 1, 1.0) for a in prefill for b in decode}
+    tally, told = HandoffTally(), pb.Phases(handoff=pb.HandoffPhases(bytes=1, transfer_us=1_000_000))
+    for pair in product(prefill, decode):
+        tally.tell(WorkerPair(*(view.address for view in pair)), told)
     metrics = RouterMetrics(CollectorRegistry())
     model, admission = ModelMetrics(metrics, "m"), AdmissionMetrics(metrics.registry)
     model.inter_token_latency.observe(0.01)
     for tenant in range(16):
         admission.admitted_tokens.labels(f"tenant-{tenant}").inc(100)
-    page = History(metrics, [RingSource("m", lambda: views, dict, lambda: pairs)], admission)
+    page = History(metrics, [RingSource("m", lambda: views, dict, lambda: tally)], admission)
     taken = []
     for number in range(repeats):
         page.tick(time.monotonic() + number, await page.totals())

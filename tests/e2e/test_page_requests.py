@@ -255,7 +255,7 @@ async def test_calls_of_tools_and_the_form_of_an_answer_are_shown(ring: Ring, tm
         assert json.loads(answer) == {"kind": "<b>"} and not page.errors
         await fill(page, "response_format", "{")
         await send(page, "Which?")
-        await page.until("document.querySelector('.compose .problem').textContent.includes('is not JSON')")
+        await page.until("document.querySelector('.compose .problem')?.textContent.includes('is not JSON')")
         await fill(page, "response_format", " ")
         await fill(page, "top_p", "7")
         await send(page, "Which?")

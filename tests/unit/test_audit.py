@@ -22,6 +22,7 @@ from baton.router.api.audit import AuditLog
 from baton.router.api.authentication import Authentication
 from baton.router.api.grpc.service import add_services
 from baton.router.api.http.app import app_for
+from baton.router.api.http.server.quiet import FOLLOWED, FOLLOWS_S, MAX_LOOKS, Quiet
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.dispatch.ledger import LedgerEntry
@@ -141,9 +142,38 @@ async def test_of_the_live_page_only_refusals_are_told(
             await http.get("/ui/data", headers={"x-api-key": key})
         await http.get("/ui/data?after=soon", headers={"x-api-key": "k"})
         assert (await http.get("/ui")).status_code == 200
+        for path in ("/debug/requests", "/debug/requests?limit=2", "/debug/requests?limit=x"):
+            await http.get(path, headers={"x-api-key": "op"})
     audit.close()
     told = [(line["endpoint"], line["status"], line["tenant"]) for line in lines(tmp_path / "audit")]
-    assert told == [("other", 401, None), ("/ui/data", 400, "acme")]
+    assert told == [("other", 401, None), ("/ui/data", 400, "acme"), ("/debug/requests", 400, "root")]
+
+
+async def test_of_looks_at_a_request_the_first_is_told(
+    ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    async with serving(ring, tokenizer, tmp_path / "audit") as client:
+        body = {"prompt": [5], "max_tokens": 2}
+        made = [(await client.post("/v1/completions", json=body)).json()["id"] for _ in range(2)]
+        for looked_at in (made[0], made[0], made[1], made[0], "nothing", "nothing"):
+            await client.get(f"/debug/requests/{looked_at}")
+    told = [line["status"] for line in lines(tmp_path / "audit") if line["endpoint"].startswith("/debug")]
+    assert told == [200, 200, 404, 404]
+
+
+def test_a_look_follows_one_of_the_same_client_shortly_before() -> None:
+    now = 0.0
+    quiet = Quiet(lambda: now)
+    one, other = (Client(tenant=Tenant("acme"), key=key) for key in ("ci", "ops"))
+    [route] = FOLLOWED
+    assert not quiet.leaves_out(route, "/a", 200, one)
+    now = FOLLOWS_S - 1
+    assert quiet.leaves_out(route, "/a", 200, one) and not quiet.leaves_out(route, "/a", 200, other)
+    now += FOLLOWS_S
+    assert not quiet.leaves_out(route, "/a", 200, one), "somebody came back to it"
+    for number in range(MAX_LOOKS):
+        assert not quiet.leaves_out(route, f"/{number}", 200, one)
+    assert not quiet.leaves_out(route, "/a", 200, one), "it is forgotten"
 
 
 async def test_prompts_are_written_when_asked_for(

@@ -172,7 +172,19 @@ def test_of_two_that_arrive_at_once_each_is_on_a_page() -> None:
     traces = Traces()
     one, other = begun(traces, 1), begun(traces, 2)
     other.wall = one.wall
-    [first] = Selection(1).of(traces.latest(None))
-    [second] = Selection(1, before=Position.of(first)).of(traces.latest(None))
+    [first] = Selection(1).of(traces.searched(None))
+    [second] = Selection(1, before=Position.of(first)).of(traces.searched(None))
     assert {first.key, second.key} == {one.key, other.key}
-    assert not Selection(1, before=Position.of(second)).of(traces.latest(None))
+    assert not Selection(1, before=Position.of(second)).of(traces.searched(None))
+
+
+def test_a_list_looks_at_the_latest_that_ended_and_at_all_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.router.traces.store.MAX_SEARCHED", 3)
+    traces = Traces()
+    running = begun(traces, 0)
+    kept = [begun(traces, number) for number in range(1, 7)]
+    for trace in kept:
+        ended(traces, trace)
+    assert Selection(100).of(traces.searched(None)) == [*reversed(kept[3:]), running]
+    assert list(traces.latest(None)) == [running, *reversed(kept[3:])]
+    assert traces.find(kept[0].request_id, None) is kept[0], "by its id, though no list has it"

@@ -369,7 +369,7 @@ def _ring_source(name: str, ring: WorkerRing) -> RingSource:
         name,
         ring.fleet.loads,
         lambda: ring.fleet.members.ejections,
-        lambda: ring.handoffs.counts,
+        lambda: ring.handoffs,
         ring.open_handoffs,
     )
 

@@ -58,23 +58,30 @@ class HandoffTally:
     def __init__(self) -> None:
         self.counts: OrderedDict[WorkerPair, PairCounts] = OrderedDict()
         """The pair that handed over longest ago is first."""
+        self.total = PairCounts()
+        """All handoffs, also those of pairs that are forgotten."""
 
     def tell(self, pair: WorkerPair, phases: pb.Phases) -> None:
         """Count what decode reports of a handoff: its phases, then those of the first step."""
         match phases.WhichOneof("part"):
             case "handoff":
                 told = phases.handoff
-                counts = self._of(pair)
-                counts.handoffs += 1
-                counts.bytes += told.bytes
-                counts.transfer_s += told.transfer_us / 1e6
-                counts.flush_s += told.flush_us / 1e6
-                counts.commit_s += told.commit_us / 1e6
+                counts = PairCounts(
+                    handoffs=1,
+                    bytes=told.bytes,
+                    transfer_s=told.transfer_us / 1e6,
+                    flush_s=told.flush_us / 1e6,
+                    commit_s=told.commit_us / 1e6,
+                )
+                self._add(pair, counts)
             case "join":
-                counts = self._of(pair)
-                counts.joined += 1
-                counts.queue_s += phases.join.queue_us / 1e6
-                counts.step_s += phases.join.step_us / 1e6
+                step = phases.join
+                counts = PairCounts(joined=1, queue_s=step.queue_us / 1e6, step_s=step.step_us / 1e6)
+                self._add(pair, counts)
+
+    def _add(self, pair: WorkerPair, told: PairCounts) -> None:
+        self._of(pair).add(told)
+        self.total.add(told)
 
     def _of(self, pair: WorkerPair) -> PairCounts:
         counts = self.counts.setdefault(pair, PairCounts())

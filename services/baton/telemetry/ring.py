@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from baton.telemetry.pairs import PairCounts, WorkerPair
+from baton.telemetry.pairs import HandoffTally, WorkerPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class RingSource:
     views: Callable[[], list[WorkerView]]
     ejections: Callable[[], Mapping[str, int]]
     """The number of ejections so far, by reason."""
-    handoffs: Callable[[], Mapping[WorkerPair, PairCounts]] = dict
-    """The handoffs so far, by pair."""
+    handoffs: Callable[[], HandoffTally] = HandoffTally
+    """The handoffs so far."""
     open_handoffs: Callable[[], Mapping[WorkerPair, int]] = dict
     """The requests that were given to a pair and that decode has not taken over."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
+from itertools import chain, islice
 
 from baton.router.traces.origin import Origin, SpanContext
 from baton.router.traces.record import RequestTrace, key_of
@@ -24,6 +25,10 @@ same reports share these."""
 UNBEGUN_SHARE = 0.1
 """The share of the store for requests that were given to no worker, such as refused ones: a flood of them
 must not evict requests that ran."""
+
+MAX_SEARCHED = 10_000
+"""Most requests that one list, or one search for a client's own id, looks at: the latest that ran and have
+ended, and as many that were given to no worker. Running ones come on top. The event loop waits meanwhile."""
 
 
 class _Ended:
@@ -51,9 +56,9 @@ class _Ended:
     def get(self, key: str) -> RequestTrace | None:
         return self._kept.get(key, (None, 0))[0]
 
-    def latest(self) -> list[RequestTrace]:
-        """Return the traces, the latest first."""
-        return [trace for trace, _ in reversed(self._kept.values())]
+    def latest(self) -> Iterator[RequestTrace]:
+        """Return the latest traces that are searched, the latest first."""
+        return (trace for trace, _ in islice(reversed(self._kept.values()), MAX_SEARCHED))
 
 
 class Traces:
@@ -119,8 +124,8 @@ class Traces:
 
     def find(self, request_id: str, tenant: str | None) -> RequestTrace | None:
         """Return the trace of a request, found by the id of its answer, by the random part of that id, by the
-        id of a choice at workers, or by the client's own id (the latest request with it). ``tenant``: the
-        tenant whose requests are searched; None: all tenants."""
+        id of a choice at workers, or by the client's own id (the latest request with it, of the latest
+        ones). ``tenant``: the tenant whose requests are searched; None: all tenants."""
         for key in (key_of(request_id), key_of(request_id.rpartition("-")[0])):
             trace = self._running.get(key) or self._begun.get(key) or self._unbegun.get(key)
             if trace is not None and tenant in (None, trace.tenant):
@@ -129,10 +134,18 @@ class Traces:
         return next(named, None)
 
     def latest(self, tenant: str | None) -> Iterator[RequestTrace]:
-        """Return the traces of running requests, then of ended ones, the latest first."""
+        """Return the traces of running requests, then of ended ones, the latest first, as far as they are
+        searched."""
         ended = merge(self._begun.latest(), self._unbegun.latest(), key=lambda trace: -(trace.ended or 0.0))
-        traces = (*reversed(self._running.values()), *ended)
-        return (trace for trace in traces if tenant in (None, trace.tenant))
+        return self._of(tenant, ended)
+
+    def searched(self, tenant: str | None) -> Iterator[RequestTrace]:
+        """Return the traces that `latest` returns, those that have ended in no order."""
+        return self._of(tenant, chain(self._begun.latest(), self._unbegun.latest()))
+
+    def _of(self, tenant: str | None, ended: Iterable[RequestTrace]) -> Iterator[RequestTrace]:
+        traces = chain(reversed(self._running.values()), ended)
+        return traces if tenant is None else (trace for trace in traces if trace.tenant == tenant)
 
 
 def size_of(trace: RequestTrace) -> int:

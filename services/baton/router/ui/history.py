@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from heapq import nlargest, nsmallest
 from operator import itemgetter
 from typing import NoReturn
 
@@ -30,6 +31,8 @@ WINDOW = 5
 """The points over which the quantiles and rates of a point are computed: ten seconds."""
 MAX_PAIRS = 256
 """Most pairs of workers in a document, those with the most bytes lately."""
+MAX_TENANTS = 256
+"""Most tenants in a document, and in a point, those with the most requests waiting."""
 
 _WORKER_FIELDS = tuple(each.name for each in fields(WorkerView))
 TOTALS = "totals"
@@ -60,7 +63,7 @@ class Point:
     slo: dict[str, float]
     """The requests per second by the target missed: none, ttft, itl, error."""
     tenants: dict[str, float]
-    """The requests that wait, by tenant; only those of tenants that have any."""
+    """The requests that wait, by tenant; only those of tenants that have any, of `MAX_TENANTS` at most."""
 
 
 class History:
@@ -88,7 +91,11 @@ class History:
         self._making = asyncio.Lock()
         self._told: dict[str, object] = {}
         """The last document without its points."""
+        self._told_of = self._made
+        """The time of the totals in that document."""
         self._totals = mine
+        self._packed = (-FRESH_S, b"")
+        """The last answer to the other processes, and its time."""
 
     async def run(self) -> NoReturn:
         """Add points for as long as the router lives."""
@@ -111,6 +118,8 @@ class History:
         """Return all that the page shows an operator, as JSON, with the points of higher numbers than
         ``after``."""
         await self._refresh()
+        if self._told_of != self._made:
+            self._told, self._told_of = self._tell(self._made, self._totals), self._made
         points = [encoded for point, encoded in self._points if point.number > after]
         return orjson.dumps({**self._told, "number": self._number, "now": time.monotonic(), "points": points})
 
@@ -122,19 +131,18 @@ class History:
         return orjson.dumps(
             {
                 "operator": False,
-                "tenants": self._tenants(now, {tenant: totals.tenants.get(tenant, TenantTotals())}),
+                "tenants": [self._tenant(now, tenant, totals.tenants.get(tenant, TenantTotals()))],
                 "every_s": EVERY_S,
             }
         )
 
     async def _refresh(self) -> None:
-        """Make a new document, unless the last one is fresh: one serves all pages."""
+        """Take new totals, unless the last ones are fresh: they serve all pages."""
         async with self._making:
             if time.monotonic() - self._made < FRESH_S:
                 return
             self._totals = await self.totals()
             self._made = time.monotonic()
-            self._told = self._tell(self._made, self._totals)
 
     def _tell(self, now: float, totals: Totals) -> dict[str, object]:
         views = self._views()
@@ -152,7 +160,8 @@ class History:
             "itl_bounds": [bound for bound, _ in totals.itl[:-1]],
             "targets": asdict(self._metrics.goodput.targets),
             "slo": totals.slo,
-            "tenants": self._tenants(now, totals.tenants),
+            "tenants": [self._tenant(now, name, told) for name, told in self._tenants(totals)],
+            "tenants_left_out": max(0, len(totals.tenants) - MAX_TENANTS),
             "workers": [self._worker(model, view) for model, view in views],
             "pairs": pairs,
             "pairs_left_out": left_out,
@@ -191,16 +200,20 @@ class History:
         told = [_pair_told(pair, counts, seconds) for _, _, _, counts, pair in found[:MAX_PAIRS]]
         return told, len(found) - len(told)
 
-    def _tenants(self, now: float, tenants: Mapping[str, TenantTotals]) -> list[dict[str, object]]:
+    def _tenants(self, totals: Totals) -> list[tuple[str, TenantTotals]]:
+        """Return the tenants that are told, those that wait first, then those with the most tokens lately."""
+        before = self._seen[0][1].tenants
+
+        def place(tenant: tuple[str, TenantTotals]) -> tuple[float, float, str]:
+            name, told = tenant
+            return -told.waiting, _tokens_of(before, name) - told.tokens, name
+
+        return nsmallest(MAX_TENANTS, totals.tenants.items(), key=place)
+
+    def _tenant(self, now: float, name: str, told: TenantTotals) -> dict[str, object]:
         seconds, before = self._since(now)
-        return [
-            {
-                "tenant": name,
-                **asdict(told),
-                "token_rate": _risen(told.tokens, before.tenants.get(name, TenantTotals()).tokens) / seconds,
-            }
-            for name, told in sorted(tenants.items())
-        ]
+        rate = _risen(told.tokens, _tokens_of(before.tenants, name)) / seconds
+        return {"tenant": name, **asdict(told), "token_rate": rate}
 
     async def totals(self) -> Totals:
         """Return the totals of all processes."""
@@ -209,7 +222,13 @@ class History:
         return summed([self._mine(), *self._others.values()])  # of a silent process, its last answer
 
     async def _tell_totals(self, _: bytes) -> bytes:
-        return msgspec.msgpack.encode(self._mine())
+        """Return the totals of this process; one answer serves all others for a while."""
+        made, packed = self._packed
+        now = time.monotonic()
+        if now - made >= FRESH_S:
+            packed = msgspec.msgpack.encode(self._mine())
+            self._packed = now, packed
+        return packed
 
     def _mine(self) -> Totals:
         return totals_of(self._metrics, self._admission, self._rings)
@@ -253,15 +272,23 @@ def _point(number: int, now: float, seconds: float, before: Totals, last: Totals
         handoff={part: _mean_ms(handoff_before[part], told) for part, told in _handoff(totals).items()},
         itl=[count for _, count in observed(last.itl, totals.itl)],
         slo=_missed(before, totals, seconds),
-        tenants={name: told.waiting for name, told in totals.tenants.items() if told.waiting},
+        tenants=_waiting(totals.tenants),
     )
+
+
+def _tokens_of(tenants: Mapping[str, TenantTotals], name: str) -> float:
+    told = tenants.get(name)
+    return 0.0 if told is None else told.tokens
+
+
+def _waiting(tenants: Mapping[str, TenantTotals]) -> dict[str, float]:
+    waiting = ((told.waiting, name) for name, told in tenants.items() if told.waiting)
+    return {name: many for many, name in nlargest(MAX_TENANTS, waiting)}
 
 
 def _handoff(totals: Totals) -> dict[str, Observed]:
     """Return the parts from the end of a prompt's computation to the second token, over all pairs."""
-    counts = PairCounts()
-    for pair in totals.pairs:
-        counts.add(pair.counts)
+    counts = totals.handoffs
     return {
         "flush": Observed(counts.handoffs, counts.flush_s),
         "commit": Observed(counts.handoffs, counts.commit_s),

@@ -34,7 +34,7 @@ class TenantTotals:
     waiting_prompt_tokens: float = 0.0
     open: float = 0.0
     tokens: float = 0.0
-    """The tokens of prompts and answers that were let in."""
+    """The tokens of requests that have ended, prompts included."""
     refused: float = 0.0
     """The requests refused at once, or after waiting."""
 
@@ -67,6 +67,9 @@ class Totals:
     """The requests by the target missed and the cause: ``none``, ``ttft prefill_queue``, …"""
     tenants: dict[str, TenantTotals]
     pairs: list[PairTotals]
+    """The pairs of workers that are known now."""
+    handoffs: PairCounts
+    """All handoffs, also those of workers that are gone."""
 
 
 def totals_of(metrics: RouterMetrics, admission: AdmissionMetrics, rings: Sequence[RingSource]) -> Totals:
@@ -83,6 +86,7 @@ def totals_of(metrics: RouterMetrics, admission: AdmissionMetrics, rings: Sequen
         slo={" ".join(filter(None, key)): count for key, count in metrics.goodput.counts().items()},
         tenants=_tenants(admission),
         pairs=[pair for ring in rings for pair in _pairs(ring)],
+        handoffs=_together(ring.handoffs().total for ring in rings),
     )
 
 
@@ -109,11 +113,21 @@ def _by_tenant(counter: Counter) -> dict[str, float]:
 
 
 def _pairs(ring: RingSource) -> list[PairTotals]:
-    counted, open_handoffs = ring.handoffs(), ring.open_handoffs()
+    counted, open_handoffs = ring.handoffs().counts, ring.open_handoffs()
+    known = {view.address for view in ring.views()}
     return [
         PairTotals(*pair, open_handoffs.get(pair, 0), counted.get(pair, PairCounts()))
         for pair in dict.fromkeys([*counted, *open_handoffs])
+        if known.issuperset(pair)
     ]
+
+
+def _together(counts: Iterable[PairCounts]) -> PairCounts:
+    """Add up counts, in an object of their own: those that are given go on counting."""
+    total = PairCounts()
+    for each in counts:
+        total.add(each)
+    return total
 
 
 def summed(totals: Sequence[Totals]) -> Totals:
@@ -130,6 +144,7 @@ def summed(totals: Sequence[Totals]) -> Totals:
         slo=dict(_added(each.slo.items() for each in totals)),
         tenants=_tenants_of_all(totals),
         pairs=_pairs_of_all(totals),
+        handoffs=_together(each.handoffs for each in totals),
     )
 
 

@@ -2,6 +2,7 @@
 
 const ROOT = new URL("../", import.meta.url); // of the router, be it behind a path of a proxy
 const STORED = "baton-key";
+const TIMEOUT_MS = 5000;
 let key = sessionStorage.getItem(STORED) ?? "";
 
 /** An answer with a status other than 2xx. ``message`` is the router's own, ``status`` the number. */
@@ -27,6 +28,11 @@ export function rememberKey(given) {
 
 export function hasKey() {
   return key !== "";
+}
+
+/** A signal that aborts with ``over``'s, or when the router has not told its figures in time. */
+export function inTime(over) {
+  return AbortSignal.any([over.signal, AbortSignal.timeout(TIMEOUT_MS)]);
 }
 
 /**

@@ -1,6 +1,6 @@
 // The page: asks the router for its figures once a second, and shows one of the views.
 
-import { api, hasKey, rememberKey } from "./api.js";
+import { api, hasKey, inTime, rememberKey } from "./api.js";
 import { count, milliseconds, percent, rate } from "./format.js";
 import { goodputShare, Latency } from "./latency.js";
 import { Memory } from "./memory.js";
@@ -12,7 +12,6 @@ import { blocksOf, stateOf, sum } from "./workers.js";
 
 const EVERY_MS = 1000;
 const HIDDEN_MS = 10_000; // between two questions of a page that nobody sees
-const TIMEOUT_MS = 5000;
 
 const VIEWS = [
   { name: "ring", title: "Ring", view: Ring, operators: true },
@@ -29,11 +28,10 @@ function merged(before, latest) {
   return { ...latest, points: [...kept, ...latest.points].slice(-latest.most_points) };
 }
 
-async function ask(before) {
+async function ask(before, over) {
   const after = before?.points?.at(-1)?.number ?? 0;
-  const signal = AbortSignal.timeout(TIMEOUT_MS);
-  const latest = await (await api(`ui/data?after=${after}`, { signal })).json();
-  return latest.number < after ? ask(null) : merged(before, latest); // the router's clock began anew
+  const latest = await (await api(`ui/data?after=${after}`, { signal: inTime(over) })).json();
+  return latest.number < after ? ask(null, over) : merged(before, latest); // the router's clock began anew
 }
 
 /** The last document, what keeps a newer one from coming, and how to ask again at once. */
@@ -43,24 +41,32 @@ function useData() {
   useEffect(() => {
     let data = null;
     let timer = 0;
-    let asking = false;
+    let asking = null; // the question under way, to abort it
     async function run() {
       clearTimeout(timer);
       if (asking) return;
-      asking = true;
+      const over = (asking = new AbortController());
       let waits = false; // for a key
       try {
-        data = await ask(data);
+        const told = await ask(data, over);
+        if (over.signal.aborted) return;
+        data = told;
         setState({ data, error: null });
       } catch (error) {
+        if (over.signal.aborted) return;
         waits = error.asksForKey === true;
         if (waits) data = null;
         setState({ data, error });
       }
-      asking = false;
+      asking = null;
       if (!waits) timer = setTimeout(run, document.hidden ? HIDDEN_MS : EVERY_MS);
     }
+    const abort = () => {
+      asking?.abort();
+      asking = null;
+    };
     again.current = () => {
+      abort(); // what was asked with another key is not shown with this one
       data = null;
       setState({ data, error: null });
       run();
@@ -69,6 +75,7 @@ function useData() {
     document.addEventListener("visibilitychange", seen);
     run();
     return () => {
+      abort();
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", seen);
     };
@@ -152,7 +159,7 @@ function OwnFigures({ data: { tenants } }) {
     <${Figure} id="tenant" title="tenant">${own.tenant}<//>
     <${Figure} id="in_flight" title="running">${count(own.open)}<//>
     <${Figure} id="waiting" title="waiting">${count(own.waiting)}<//>
-    <${Figure} id="token_rate" title="tokens/s">${rate(own.token_rate)}<//>
+    <${Figure} id="token_rate" title="tokens/s of ended requests, prompts included">${rate(own.token_rate)}<//>
   </dl>`;
 }
 

@@ -1,5 +1,6 @@
 // The last requests of the router, and one of them with its waterfall.
 
+import { inTime } from "./api.js";
 import { count, milliseconds } from "./format.js";
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { Outcome, RequestTrace } from "./waterfall.js";
@@ -19,7 +20,12 @@ export function addressOf(id) {
 /** The id in the page's address; "" shows the list. */
 function idOfAddress() {
   const { hash } = location;
-  return hash.startsWith(`${VIEW}/`) ? decodeURIComponent(hash.slice(VIEW.length + 1)) : "";
+  if (!hash.startsWith(`${VIEW}/`)) return "";
+  try {
+    return decodeURIComponent(hash.slice(VIEW.length + 1));
+  } catch {
+    return ""; // somebody's own typing, such as "%"
+  }
 }
 
 export function Requests({ api }) {
@@ -96,7 +102,7 @@ function useList(api, filters, before, live) {
     const look = async () => {
       try {
         if (!document.hidden) {
-          const response = await api(`debug/requests?${query}`, { signal: over.signal });
+          const response = await api(`debug/requests?${query}`, { signal: inTime(over) });
           setState({ told: await response.json(), error: null });
         }
       } catch (error) {

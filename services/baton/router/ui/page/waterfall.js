@@ -1,12 +1,14 @@
 // Where the time of one request went: its phases as a waterfall, which is a table with a bar in each row, and why
 // its workers were chosen. The figures are those of `baton explain`, in its precision.
 
+import { inTime } from "./api.js";
 import { milliseconds, percent } from "./format.js";
 import { PartBar, partOf } from "./parts.js";
 import { Placement } from "./placement.js";
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 
-const AGAIN_MS = 1000; // between two looks at a request that runs
+const AGAIN_MS = 2000; // between two looks at a request that runs
+const FOR_GOOD = [401, 403, 404]; // the answers after which it is not looked at again
 const HEAD_SHARE = 0.4; // of the whole; where what comes before decode.steps is less, it is shown alone at first
 const LEAST = 0.4; // percent of the axis, below which a bar would not be seen
 const TICKS = 5; // on the axis, about
@@ -19,15 +21,20 @@ export function RequestTrace({ api, id }) {
     const over = new AbortController();
     let timer = 0;
     const look = async () => {
+      let again = false;
       try {
-        const response = await api(`debug/requests/${encodeURIComponent(id)}`, { signal: over.signal });
+        const response = await api(`debug/requests/${encodeURIComponent(id)}`, { signal: inTime(over) });
         const document = await response.json();
         setTold(document);
         setError(null);
-        if (document.outcome === "running") timer = setTimeout(look, AGAIN_MS);
+        again = document.outcome === "running";
       } catch (failure) {
-        if (!over.signal.aborted) setError(failure);
+        if (over.signal.aborted) return;
+        again = !FOR_GOOD.includes(failure.status);
+        if (!again) setTold(null);
+        setError(failure);
       }
+      if (again && !over.signal.aborted) timer = setTimeout(look, AGAIN_MS);
     };
     setTold(null);
     setError(null);
@@ -37,9 +44,10 @@ export function RequestTrace({ api, id }) {
       clearTimeout(timer);
     };
   }, [id]);
-  if (error) return html`<p class="trace-gone" role="alert">${error.message}</p>`;
-  if (!told) return html`<p class="muted" role="status">asking the router</p>`;
+  const problem = error && html`<p class="trace-gone" role="alert">${error.message}</p>`;
+  if (!told) return problem ?? html`<p class="muted" role="status">asking the router</p>`;
   return html`<div class="trace">
+    ${problem}
     <${Facts} told=${told} />
     ${told.choices.map((choice) => html`<${Choice} key=${choice.index} told=${told} choice=${choice} />`)}
   </div>`;

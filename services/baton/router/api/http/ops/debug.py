@@ -98,7 +98,7 @@ class Debug:
         return b"" if trace is None else orjson.dumps(document_of(trace, workers=asked.workers))
 
     def _requests(self, asked: TraceQuery) -> Listed:
-        found = asked.selection.of(self._traces.latest(asked.whose))
+        found = asked.selection.of(self._traces.searched(asked.whose))
         entries = [(Position.of(each), summary_of(each, workers=asked.workers)) for each in found]
         return Listed(entries, self._traces.num_dropped)
 

@@ -14,13 +14,12 @@ from baton.router.api.errors import as_api_error
 from baton.router.api.http.server import anthropic_errors as anthropic
 from baton.router.api.http.server.authentication import OPEN
 from baton.router.api.http.server.failures import error_response
+from baton.router.api.http.server.quiet import Quiet
 from baton.router.api.http.server.request_headers import header
 from baton.router.traces.origin import Origin
 from baton.router.traces.store import Traces
 from baton.telemetry.metrics import RouterMetrics
 
-QUIET = frozenset({"/ui/data"})
-"""The paths that an open page asks for every second: the audit log has only what is refused there."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -57,6 +56,7 @@ class RequestEnvelope:
         self._metrics = metrics
         self._retry_after_seconds = retry_after_seconds
         self._audit = audit
+        self._quiet = Quiet()
         self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,10 +95,11 @@ class RequestEnvelope:
             # The route's pattern, not the path: clients must not be able to make up label values.
             endpoint = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(endpoint, str(status or 499)).inc()
-            if record is not None and self._audit is not None and not _is_quiet(scope, status):
+            if record is not None and self._audit is not None:
                 record.endpoint, record.status = endpoint, status or 499
                 record.client = scope["state"].get("client")
-                self._audit.end(record)
+                if not self._quiet.leaves_out(endpoint, scope["path"], status, record.client):
+                    self._audit.end(record)
 
     def _record(self, scope: Scope, minted: str, given: bytes | None) -> AuditRecord | None:
         """Begin the request's record for the audit log, which has none for probes and scrapes."""
@@ -117,10 +118,6 @@ def id_headers(scope: Scope, minted: str) -> list[tuple[bytes, bytes]]:
     if anthropic.is_at(scope["path"]):
         names.append((b"request-id", given))  # Anthropic's clients look for no other name
     return names
-
-
-def _is_quiet(scope: Scope, status: int) -> bool:
-    return scope["path"] in QUIET and 200 <= status < 400
 
 
 def _client_id(scope: Scope) -> bytes | None:
