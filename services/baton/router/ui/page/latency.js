@@ -115,7 +115,7 @@ function Tenants({ data }) {
     <table class="table">
       <thead><tr>
         <th scope="col">Tenant</th><th scope="col" class="number">Waiting</th><th scope="col" class="number">Open</th>
-        <th scope="col" class="number">Tokens/s of ended requests, prompts included</th>
+        <th scope="col" class="number">Ended tokens/s</th>
         <th scope="col" class="number">Refused</th>
       </tr></thead>
       <tbody>
@@ -129,6 +129,7 @@ function Tenants({ data }) {
         ${tenants.length === 0 && html`<tr><td colspan="5" class="muted">no request has come yet</td></tr>`}
       </tbody>
     </table>
+    <p class="muted">Ended tokens/s: of prompts and answers of requests that have ended.</p>
     ${data.tenants_left_out > 0 && html`<p class="muted">${count(data.tenants_left_out)} more tenants, with fewer requests waiting or fewer tokens, are left out.</p>`}
   <//>`;
 }

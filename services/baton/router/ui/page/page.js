@@ -159,7 +159,7 @@ function OwnFigures({ data: { tenants } }) {
     <${Figure} id="tenant" title="tenant">${own.tenant}<//>
     <${Figure} id="in_flight" title="running">${count(own.open)}<//>
     <${Figure} id="waiting" title="waiting">${count(own.waiting)}<//>
-    <${Figure} id="token_rate" title="tokens/s of ended requests, prompts included">${rate(own.token_rate)}<//>
+    <${Figure} id="token_rate" title="ended tokens/s">${rate(own.token_rate)}<//>
   </dl>`;
 }
 
