@@ -95,7 +95,7 @@ class DrawnPanel:
     targets: tuple[Target, ...]
     stacked: bool
     opacity: float
-    """Of what is under a line, 0 to 1."""
+    """The opacity of what is under a line, 0 to 1."""
     thresholds: tuple[Threshold, ...]
 
 

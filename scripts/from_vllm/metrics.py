@@ -115,7 +115,8 @@ OTHERS: Mapping[str, OtherMetric] = MappingProxyType(
         "websocket_": OtherMetric(("baton_http_connections",), "Only HTTP and gRPC are served."),
     }
 )
-"""By vLLM's name without ``vllm:``, or how several begin, with an underscore at the end."""
+"""What each metric is, by vLLM's name without ``vllm:``, or by how several begin, with an underscore at the
+end."""
 
 SAME: Mapping[str, str] = MappingProxyType(
     {alias.name: name for name, alias in ALIASES.items()}

@@ -9,7 +9,7 @@ from scripts.pictures.drawing import Picture, Tone
 LEFT, CELL, HIGH = 130.0, 42.0, 34
 PROMPT, AGAIN = 80.0, 140.0
 LANES = {"prefill 0": 44, "decode 0": 104, "decode 1": 164, "client": 244}
-"""Who → the top of their boxes."""
+"""The top of each one's boxes, by name."""
 
 
 def draw() -> Picture:

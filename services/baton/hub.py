@@ -6,6 +6,7 @@ import hashlib
 import json
 from importlib import resources
 from pathlib import Path
+from typing import BinaryIO
 
 from baton.process.options import ModelError
 
@@ -76,9 +77,7 @@ def revision_of(path: Path) -> str:
             header = min(int.from_bytes(prefix, "little"), size)
             described = stream.read(header)
             digest.update(described)
-            for start, stop in _kv_scales(described):
-                stream.seek(8 + header + start)
-                digest.update(stream.read(stop - start))
+            digest.update(_kv_scales(stream, described))
             for sample in range(_SAMPLES):
                 stream.seek(8 + header + max(0, size - 8 - header) * sample // _SAMPLES)
                 digest.update(stream.read(_SAMPLE_BYTES))
@@ -87,31 +86,32 @@ def revision_of(path: Path) -> str:
 
 def kv_scales_digest(path: Path) -> str:
     """16 hex digits that name the scales of K and V in a model directory; "": it has none."""
-    digest, found = hashlib.sha256(), False
+    found = b""
     for file in sorted(path.glob("*.safetensors")):
         with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            described = stream.read(min(size, file.stat().st_size))
-            for start, stop in _kv_scales(described):
-                stream.seek(8 + size + start)
-                digest.update(stream.read(stop - start))
-                found = True
-    return digest.hexdigest()[:16] if found else ""
+            header = min(int.from_bytes(stream.read(8), "little"), file.stat().st_size)
+            found += _kv_scales(stream, stream.read(header))
+    return hashlib.sha256(found).hexdigest()[:16] if found else ""
 
 
-def _kv_scales(header: bytes) -> list[tuple[int, int]]:
-    """Return where the data of a safetensors file has the scales of K and V, by its header: the first byte of
-    each and the byte behind its last. Scales of more than a few bytes are none of these."""
+def _kv_scales(stream: BinaryIO, header: bytes) -> bytes:
+    """Return the scales of K and V in a safetensors file with this header, as they are there. Scales of more
+    than a few bytes are none of these."""
     if b"_scale" not in header:
-        return []
+        return b""
     try:
         named = json.loads(header)
         places = [
             tuple(tensor["data_offsets"]) for name, tensor in named.items() if name.endswith(_KV_SCALES)
         ]
-        return sorted((start, stop) for start, stop in places if 0 <= start < stop <= start + _SAMPLE_BYTES)
+        places = sorted((start, stop) for start, stop in places if 0 <= start < stop <= start + _SAMPLE_BYTES)
     except (ValueError, TypeError, KeyError, AttributeError):
-        return []  # whoever loads the file says what is wrong with it
+        return b""  # whoever loads the file says what is wrong with it
+    found = b""
+    for start, stop in places:
+        stream.seek(8 + len(header) + start)
+        found += stream.read(stop - start)
+    return found
 
 
 def _demo_model() -> Path:

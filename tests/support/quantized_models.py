@@ -62,7 +62,7 @@ class Quantized(NamedTuple):
     """A weight as a checkpoint has it."""
 
     tensors: Mapping[str, Tensor]
-    """By the ends of their names ("weight", "weight_scale")."""
+    """The tensors, by the ends of their names ("weight", "weight_scale")."""
     plain: Tensor
     """The weight that they stand for."""
 

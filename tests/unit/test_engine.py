@@ -561,3 +561,13 @@ class TestAsyncScheduling:
     def test_is_refused_where_it_cannot_be(self, change: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=r"async_scheduling is 'on'; allowed with .*: auto, off"):
             EngineConfig(Path("model"), async_scheduling="on", **change)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft"])
+def test_drafts_beside_scales_by_block_are_refused(method: Any) -> None:
+    """A draft that is not accepted would have widened the scales of its block."""
+    with pytest.raises(
+        ValueError, match=rf"'fp8-dynamic'; allowed with speculative_method '{method}': auto, fp8"
+    ):
+        EngineConfig(Path("model"), kv_cache_dtype="fp8-dynamic", speculative_method=method)
+    EngineConfig(Path("model"), kv_cache_dtype="fp8", speculative_method="ngram")

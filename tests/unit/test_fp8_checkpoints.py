@@ -36,7 +36,7 @@ POWERS = {**BLOCKS, "scale_fmt": "ue8m0"}
 FUSED = re.compile(
     PROJECTION.pattern + r"|.*experts\.(gate_up|down)_proj|.*linear_attn\.(in_proj_(qkv|z)|out_proj)\.weight"
 )
-"""Of Qwen3.5, whose decays and betas are left plain."""
+"""The projections of Qwen3.5, whose decays and betas are left plain."""
 
 
 class Reference:
@@ -225,6 +225,20 @@ def test_refusals_name_tensor_and_field(case: str, even_model: Callable[[str], P
     with pytest.raises(ModelError, match=re.escape(message)) as error:
         load_model(pair.quantized, "float32")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_scales_of_activations_are_above_0(
+    scale: float, even_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    pair, name = (
+        quantized(even_model("dense"), tmp_path, STATIC),
+        "model.layers.0.mlp.up_proj.activation_scale",
+    )
+    pair.change(lambda tensors: tensors.update({name: torch.tensor(scale)}))
+    message = f"tensor {name}: the scale is {scale:g}; allowed: a finite number above 0"
+    with pytest.raises(ModelError, match=re.escape(message)):
+        load_model(pair.quantized, "float32")
 
 
 def test_a_latent_projection_may_be_plain(even_model: Callable[[str], Path], tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Whole:
         return Whole(groups, values)
 
     def converted(self, dtype: torch.dtype) -> Whole:
-        """The same as numbers of this type, from or to FP8 by ``SCALES``."""
+        """Return the same as numbers of this type, from or to FP8 by ``SCALES``."""
         values = []
         for group, value in zip(self.groups, self.values, strict=True):
             if not is_tokens(group):

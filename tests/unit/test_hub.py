@@ -156,6 +156,18 @@ def test_revision_changes_with_any_scale_of_k_and_v(tmp_path: Path) -> None:
     assert len(found) == 1 + len(names)
 
 
+def test_the_scales_of_k_and_v_alone(tmp_path: Path) -> None:
+    def told(**tensors: float) -> str:
+        save_file(
+            {name: torch.tensor(number) for name, number in tensors.items()}, tmp_path / "model.safetensors"
+        )
+        return hub.kv_scales_digest(tmp_path)
+
+    assert told(weight=1.0) == ""
+    assert told(weight=1.0, k_scale=2.0) == told(weight=3.0, k_scale=2.0) != ""
+    assert told(weight=1.0, k_scale=2.0) != told(weight=1.0, k_scale=4.0)
+
+
 def test_revision_of_odd_files(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         hub.revision_of(tmp_path)

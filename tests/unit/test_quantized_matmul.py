@@ -23,7 +23,8 @@ from tests.support.threads import in_threads
 
 TYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = 1e-5
-"""Of results in float32, in parts of the largest: products of codes are exact, and their sums float32."""
+"""The largest error of results in float32, in parts of the largest: products of codes are exact, and their
+sums float32."""
 each_form = pytest.mark.parametrize("form", FORMS, ids=str)
 each_type = pytest.mark.parametrize("dtype", TYPES, ids=("float32", "bfloat16"))
 
