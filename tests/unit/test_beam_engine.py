@@ -18,7 +18,7 @@ from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sampling.beams import Candidates
 from baton.engine.scheduler import BeamsDoNotFitError
-from baton.engine.sequence import Fork, Sequence
+from baton.engine.sequence import FinishReason, Fork, Sequence
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 from tests.support.oracle_beams import Answer, beam_request, search
@@ -430,3 +430,18 @@ def test_random_groups_find_what_they_would_alone(
     load = engine.stats()
     assert (load.blocks.held, load.running, load.waiting) == (0, 0, 0)
     event(f"preempted: {load.scheduler.preemptions > 0}, copied: {load.scheduler.copied_blocks > 0}")
+
+
+def test_a_beam_comes_back_behind_a_mate_that_a_step_under_way_computes() -> None:
+    """Without the mate's blocks the pool has no room for the last of them, and they would wait for ever."""
+    engine = fake_engine(
+        16, 2, max_num_batched_tokens=12, chunked_prefill=False, prefix_caching=False, ahead="at once"
+    )
+    plain = Sequence("p", 1, prompt(12), replace(GREEDY, max_tokens=9))
+    request = prompt(12, 1), beams(3, max_tokens=2, stops=frozenset())
+    found = search(engine, plain, beam_request("b", *request, 3), max_steps=100)
+    assert found == [
+        [Answer(run_alone(plain.prompt_ids, plain.params), FinishReason.LENGTH)],
+        alone(*request, 3),
+    ]
+    assert engine.stats().scheduler.preemptions > 0

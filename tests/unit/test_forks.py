@@ -90,6 +90,17 @@ def test_in_a_pool_too_small_they_are_preempted_and_nothing_else_changes(num_blo
     assert load.blocks.held == 0
 
 
+def test_pages_for_a_state_of_its_own_go_back_when_nobody_shares_the_old_one() -> None:
+    """The first answer takes pages for a state, then the pages of the others, which shared its own. Without
+    the former it would wait for a block for ever."""
+    engine = fake_engine(6, 2, kept="all", chunked_prefill=False, prefix_caching=False)
+    like = replace(DRAWN, max_tokens=2)
+    told = outputs(engine, forked("r", prompt(2), 3, like), max_steps=100)
+    assert told == {f"r-{i}": run_alone(prompt(2), params(i, like), kept="all") for i in range(3)}
+    assert engine.stats().scheduler.preemptions > 0
+    assert engine.stats().blocks.held == 0
+
+
 def test_without_seats_they_wait() -> None:
     engine = fake_engine(max_num_seqs=2)
     assert outputs(engine, forked("r", prompt(9), 5)) == alone("r", prompt(9), 5)

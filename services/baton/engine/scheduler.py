@@ -11,8 +11,8 @@ waits for a prompt, and no waiting sequence is overtaken by one behind it.
 
 Blocks are bound for the tokens of the step only. When none is left, the last sequence in order that holds any
 is preempted: its blocks go back to the pool, its tokens stay, and it waits to be recomputed. A sequence that
-is itself the last just pauses. As the first sequence that holds blocks is never preempted, and no arrival can
-come before it for ever, some sequence always gets to the end.
+is itself the last just pauses. So a sequence loses computed tokens only to one before it that gains, and as
+no arrival can come before that for ever, some sequence always gets to the end.
 
 Forks of a sequence share its blocks, and come right behind it in the order. A sequence that is to write into
 a shared block gets a copy of it first, and the last one that refers to a block writes in place.
@@ -556,7 +556,7 @@ class Scheduler:
         first = all(num_new == 1 for num_new in plan.values())
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
             seq = self.waiting[0]
-            if any(mate.status is SequenceStatus.RUNNING and mate.num_uncomputed > 1 for mate in seq.mates):
+            if any(mate.status is SequenceStatus.RUNNING and mate.num_missing > 1 for mate in seq.mates):
                 break  # it will share the blocks that its mate is computing
             granted = self._start(seq, budget, first)
             if granted == 0:

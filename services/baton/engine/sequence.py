@@ -201,6 +201,11 @@ class Sequence:
         return len(self.token_ids) + self.num_pending - self.num_computed - self.num_under_way
 
     @property
+    def num_missing(self) -> int:
+        """Tokens whose KV is not in the blocks yet, whether or not a step under way computes it."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
     def num_reusable(self) -> int:
         """Leading tokens whose KV may come from the prefix cache. The last token is always computed: its
         logits choose the next one. With log-probabilities of the prompt, every prompt token after which none

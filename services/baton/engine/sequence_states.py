@@ -58,8 +58,14 @@ class SequenceStates:
 
     def ready(self, seq: Sequence) -> bool:
         """Sees that the next step has pages to write the sequence's state to; False if the pool has none
-        left."""
-        if not self.pages or seq.next_state or self._may_overwrite(seq):
+        left. Pages that it was given, while others shared its state, go back when these are gone."""
+        if not self.pages:
+            return True
+        if self._may_overwrite(seq):
+            if seq.next_state:
+                self._pool.free(self._take_next(seq))
+            return True
+        if seq.next_state:
             return True
         pages = self._pool.allocate(self.pages)
         if pages is None:
