@@ -101,6 +101,15 @@ def test_pages_for_a_state_of_its_own_go_back_when_nobody_shares_the_old_one() -
     assert engine.stats().blocks.held == 0
 
 
+def test_a_snapshot_is_left_where_the_pool_has_room_only_without_it() -> None:
+    """Behind a snapshot, which must stay as it is, a sequence needs a second state."""
+    engine = fake_engine(13, 2, kept="state")
+    like = replace(DRAWN, max_tokens=2)
+    for length in (12, 20):
+        told = run(engine, Sequence(f"r{length}", 1, prompt(length), like), max_steps=100)
+        assert told == [run_alone(prompt(length), like, kept="state")]
+
+
 def test_without_seats_they_wait() -> None:
     engine = fake_engine(max_num_seqs=2)
     assert outputs(engine, forked("r", prompt(9), 5)) == alone("r", prompt(9), 5)

@@ -619,15 +619,14 @@ class Scheduler:
             hashes = seq.hashes[: seq.num_reusable // pool.block_size]
         if total - len(hashes) * self._tables > self._spare_blocks() and not seq.mates:
             return 0
-        hit = self._of_mates(seq) or self.cache.find(hashes)
-        num_cached = hit.num_blocks * pool.block_size
-        want = self._chunk(seq.num_tokens - num_cached, budget, first)
-        in_pool = len(hit.held)
-        # A state that others find must not be written to: another one is needed.
-        more = self.states.pages if hit.num_blocks else 0
-        if want == 0 or total - in_pool + more > self._spare_blocks():
+        hit = self._hit_with_room(seq, total, hashes)
+        if hit is None:
+            return 0
+        want = self._chunk(seq.num_tokens - hit.num_blocks * pool.block_size, budget, first)
+        if want == 0:
             self.cache.drop(hit)
             return 0
+        in_pool = len(hit.held)
         hit = self.cache.restore(hit, hashes)
         self.counters.swapped_in += seq.preemptions > 0 and in_pool < len(hit.held)
         self._dequeue(seq)
@@ -638,6 +637,17 @@ class Scheduler:
             self.counters.prefix_queried_tokens += seq.num_tokens
             self.counters.prefix_hit_tokens += seq.num_computed
         return self._grow(seq, want)
+
+    def _hit_with_room(self, seq: Sequence, total: int, hashes: Items[bytes]) -> Hit | None:
+        """What is cached of a waiting sequence of ``total`` pages, with a reference on each page; nothing
+        where there is room only without it, and None where there is none."""
+        hit = self._of_mates(seq) or self.cache.find(hashes)
+        # A state that others find must not be written to: another one is needed.
+        more = self.states.pages if hit.num_blocks else 0
+        if total - len(hit.held) + more <= self._spare_blocks():
+            return hit
+        self.cache.drop(hit)
+        return NOTHING if more and total <= self._spare_blocks() else None
 
     def _take_hit(self, seq: Sequence, hit: Hit) -> None:
         """Binds what the cache has to a sequence without pages, which goes on behind it."""
