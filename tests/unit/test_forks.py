@@ -110,6 +110,13 @@ def test_a_snapshot_is_left_where_the_pool_has_room_only_without_it() -> None:
         assert told == [run_alone(prompt(length), like, kept="state")]
 
 
+def test_no_snapshot_is_kept_where_the_next_step_would_lack_its_pages() -> None:
+    engine = fake_engine(4, 2, kept="state", prefill_chunk=2)
+    like = replace(DRAWN, max_tokens=1)
+    told = run(engine, Sequence("r", 1, prompt(3), like), max_steps=100)
+    assert told == [run_alone(prompt(3), like, kept="state")]
+
+
 def test_without_seats_they_wait() -> None:
     engine = fake_engine(max_num_seqs=2)
     assert outputs(engine, forked("r", prompt(9), 5)) == alone("r", prompt(9), 5)

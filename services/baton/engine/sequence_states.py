@@ -115,13 +115,14 @@ class SequenceStates:
         return sorted(found)
 
     def _snapshot_pages(self, seq: Sequence, is_last: bool, spare: Callable[[], int]) -> array[int] | None:
-        """Pages for a snapshot; None if there are none to spare. The last run of a step may take those that
-        are there for it."""
+        """Pages for a snapshot; None if there are none to spare. The last run of a step takes those that are
+        there for it, as the step after it will need others."""
+        if spare() < self.pages:
+            return None
         if is_last and seq.next_state:
             return self._take_next(seq)
-        if spare() < self.pages or (pages := self._pool.allocate(self.pages)) is None:
-            return None
-        return array("q", pages)
+        pages = self._pool.allocate(self.pages)
+        return None if pages is None else array("q", pages)
 
     def _own_pages(self, seq: Sequence) -> array[int]:
         return self._take_next(seq) if seq.next_state else seq.state_pages
