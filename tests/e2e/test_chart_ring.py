@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
+from tests.support.chart import of_kind
 from tests.support.ipv6 import needs_ipv6
 from tests.support.kubelet import Cluster, Pod, until
 from tests.support.release import Release, own_ports
@@ -164,6 +166,19 @@ def passed_in_order(pod: Pod) -> bool:
     return not early and "readiness passed" in pod.events and "liveness failed" not in pod.events
 
 
+async def helm_test_passes(ring: Cluster) -> None:
+    """All pods of ``helm test``, as rendered."""
+    tests = of_kind(ring.objects, "Pod")
+    assert set(tests) == {"test-baton-test", "test-baton-doctor-prefill", "test-baton-doctor-decode"}
+    for name in tests:
+        pod = await ring.run(name)
+        told = pod.log.read_text()
+        assert pod.process.returncode == 0, f"{name}: {told}"
+        if "doctor" in name:
+            assert re.search(r"ok +cluster key", told), told
+            assert re.search(r"ok +router +http://\S+ answers", told), told
+
+
 async def test_pods_start_answer_and_drain(tmp_path: Path) -> None:
     async with installed(tmp_path, "simulated") as ring:
         router = await ring.start("test-baton-router")
@@ -239,5 +254,6 @@ async def test_pods_with_a_model_answer(tmp_path: Path) -> None:
         answer = await ask(router)
         assert answer["usage"]["completion_tokens"] == 8
         assert await handoffs_of(prefill, 1) == 1
+        await helm_test_passes(ring)
         await asyncio.gather(prefill.delete(), decode.delete())
         assert [pod.process.returncode for pod in (prefill, decode)] == [0, 0]

@@ -591,9 +591,14 @@ class TestNode:
 
     def test_told_to_end_it_waits_for_the_leader(self, port: int) -> None:
         left = threading.Event()
+        health = Health()
         self.gathering.leader.call_on_leaving(lambda node: left.set())
 
         def stop() -> None:
+            self.gathering.leader.say_serving()
+            until = time.monotonic() + 5
+            while not health.ready and time.monotonic() < until:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGTERM)
             assert left.wait(5)
             assert a_rank_here().is_running(), "the leader may drain first"
@@ -601,7 +606,7 @@ class TestNode:
             self.gathering.leader.say_end("")
 
         thread = self.then(stop)
-        assert Lives(port, Health()).run() == 0
+        assert Lives(port, health).run() == 0
         thread.join()
         assert left.is_set()
 

@@ -153,7 +153,7 @@ initContainers:
   - name: download
     image: {{ .image }}
     imagePullPolicy: {{ default $root.Values.image.pullPolicy .values.image.pullPolicy }}
-    command: [hf, download]
+    command: [tini, --, hf, download]
     args:
       - {{ $root.Values.model.name | quote }}
       - --revision

@@ -193,8 +193,6 @@ class WorkerServer:
     async def serve(self) -> int:
         """Serve until told to stop, and drain. Returns the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
 
         def on_leaving(node: str) -> None:
             loop.call_soon_threadsafe(self._drain_for, node)
@@ -211,6 +209,12 @@ class WorkerServer:
             status = self._exit_status if self._exit_status in (EXIT_CRASHED, EXIT_RETIRED) else EXIT_HUNG
             end_process_after(MAX_END_S, status)
         return self._exit_status
+
+    def _drain_at_signals(self) -> None:
+        """From now on there may be requests to end. Until now a signal has ended the process at once, by its
+        default action: loading blocks for longer than a handler may wait."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
         """Drain at the first signal, and end at once at the second."""
@@ -290,6 +294,7 @@ class WorkerServer:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
         engine_loop.start()
         stack.callback(engine_loop.stop)
+        self._drain_at_signals()
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.callback(routers.close)
