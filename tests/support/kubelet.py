@@ -144,9 +144,10 @@ class Pod:
     def _environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
         given = {each["name"]: self._value(each) for each in self.container.get("env", [])}
-        return {**kept, **{name: self._local(value) for name, value in given.items()}}
+        return {**kept, **{name: self._local(value) for name, value in given.items() if value is not None}}
 
-    def _value(self, variable: Object) -> str:
+    def _value(self, variable: Object) -> str | None:
+        """None: the key of a Secret that is not there, and need not be."""
         source = variable.get("valueFrom")
         if source is None:
             return str(variable["value"])
@@ -154,12 +155,15 @@ class Pod:
             known = {"status.podIP": self.ip, "metadata.name": self.name, "metadata.namespace": "serving"}
             return known[source["fieldRef"]["fieldPath"]]
         reference = source["secretKeyRef"]
+        data = self.secrets.get(reference["name"], {}).get("data", {})
+        if reference.get("optional") and reference["key"] not in data:
+            return None
         return base64.b64decode(self.secrets[reference["name"]]["data"][reference["key"]]).decode()
 
     def _expanded(self, argument: str) -> str:
         for variable in self.container.get("env", []):
             if f"$({variable['name']})" in argument:
-                argument = argument.replace(f"$({variable['name']})", self._value(variable))
+                argument = argument.replace(f"$({variable['name']})", self._value(variable) or "")
         return self._local(argument)
 
     def _local(self, text: str) -> str:

@@ -174,10 +174,12 @@ class TestOptions:
             "kubernetes_context", "redis_url", "redis_password_file", "api_keys", "ssl_certfile",
             "ssl_keyfile", "ssl_ca_certs", "ssl_client_auth", "worker_tls_certfile", "worker_tls_keyfile",
             "worker_tls_ca_certs", "worker_tls_server_name", "model", "served_model_name", "models", "host",
-            "port", "grpc_port", "cluster_key", "drain_timeout", "exit_with_parent",
+            "port", "grpc_port", "cluster_key", "cluster_key_previous",
+            "drain_timeout", "exit_with_parent",
         },
         "decode": {
             "model", "served_model_name", "host", "port", "metrics_port", "cluster_key",
+            "cluster_key_previous",
             "worker_tls_certfile", "worker_tls_keyfile", "worker_tls_ca_certs", "worker_tls_server_name",
             "tensor_parallel_size", "pipeline_parallel_size", "nodes", "node_port", "join_timeout",
             "drain_timeout", "exit_with_parent",
@@ -185,7 +187,8 @@ class TestOptions:
         "planner": {
             "prometheus_url", "ttft_target_ms", "itl_target_ms", "gpu_budget", "prefill_gpus", "decode_gpus",
             "prefill_deployment", "decode_deployment", "dry_run", "kubernetes_namespace",
-            "kubernetes_selector", "kubeconfig", "kubernetes_context", "cluster_key", "host", "metrics_port",
+            "kubernetes_selector", "kubeconfig", "kubernetes_context", "cluster_key", "cluster_key_previous",
+            "host", "metrics_port",
             "worker_tls_certfile", "worker_tls_keyfile", "worker_tls_ca_certs", "worker_tls_server_name",
         },
     }  # fmt: skip

@@ -97,5 +97,7 @@ def test_the_command_is_where_its_entry_point_says(wheel: Path) -> None:
             "=",
             "baton.__main__:main",
         ]
-    [command] = [each for each in entry_points(group="console_scripts") if each.value == "baton.__main__:main"]
+    [command] = [
+        each for each in entry_points(group="console_scripts") if each.value == "baton.__main__:main"
+    ]
     assert callable(command.load())

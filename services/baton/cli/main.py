@@ -169,6 +169,7 @@ def node(given: Given, exit_with_parent: arg.ExitWithParent = None) -> int:
         only=(
             *("model", "served_model_name", "max_model_len", "host", "advertise", "port", "metrics_port"),
             *("vllm_metric_names", "data_port", "verify_handoff", "handoff_patience", "cluster_key"),
+            "cluster_key_previous",
             *("block_size", "num_blocks", "kv_cache_memory", "max_num_seqs", "max_num_batched_tokens"),
             *("prefill_chunk", "mixed_prefill_tokens", "prefix_caching", "scheduling_policy"),
             *("priority_aging", "drain_timeout", "log_level"),
@@ -301,7 +302,7 @@ def explain(
 
 
 @commands.command("switch-role", rich_help_panel="Use")
-@takes(OptionsOf(WorkerConfig, only=("cluster_key", *WORKER_TLS)))
+@takes(OptionsOf(WorkerConfig, only=("cluster_key", "cluster_key_previous", *WORKER_TLS)))
 def switch_role(
     given: Given,
     address: Annotated[str, typer.Argument(help="The worker: host:port of its gRPC server.")],
@@ -318,6 +319,7 @@ def switch_role(
     """Have a running worker take another role: it drains, keeps its weights and KV blocks, and serves on."""
     import asyncio
 
+    from baton.greeting.cluster_key import ClusterKeys
     from baton.net.certificates import TlsFiles
     from baton.net.channels import Dialer
     from baton.planner.switch_role import switch_role as switch
@@ -331,7 +333,8 @@ def switch_role(
     cluster_key = known["cluster_key"]
     if not cluster_key:
         raise UserError("--cluster-key: is needed, as workers switch for nobody else (BATON_CLUSTER_KEY)")
-    done = asyncio.run(switch(address, wanted, cluster_key.encode(), timeout_s=timeout, dialer=Dialer(tls)))
+    keys = ClusterKeys(cluster_key.encode(), known.get("cluster_key_previous", "").encode())
+    done = asyncio.run(switch(address, wanted, keys, timeout_s=timeout, dialer=Dialer(tls)))
     print(f"{address}: was {done.was}, is {done.now}, after {done.seconds:.2f} s")
 
 

@@ -121,7 +121,7 @@ class Node:
         sock = sockets.dial(config.leader_address, config.node_port, HANDSHAKE_S)
         try:
             prepare(sock)
-            handshake.join(sock, config.cluster_key.encode())
+            handshake.join(sock, config.cluster_keys)
         except BaseException:
             sock.close()
             raise

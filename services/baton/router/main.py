@@ -345,7 +345,7 @@ async def _rings(
         WorkerRing(
             await discovery_for(config, counts),
             config.model_name,
-            config.cluster_key.encode(),
+            config.cluster_keys,
             retries=Retries(
                 RetryPolicy(max_attempts=config.max_attempts, queue_timeout=config.queue_timeout)
             ),

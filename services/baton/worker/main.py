@@ -270,8 +270,8 @@ class WorkerServer:
         )
         hello = self._hello(address, ends.whole, compatibility)
         stages = StageMetrics(registry).of(config.role, config.model_name)
-        key = config.cluster_key.encode()
-        service = WorkerService(engine, hello, routers, prefill, decode, cluster_key=key, stages=stages)
+        keys = config.cluster_keys
+        service = WorkerService(engine, hello, routers, prefill, decode, keys=keys, stages=stages)
         registry.register(WorkerCollector(counted, service.stats))
         export_identity(registry, lambda: [Identity(counted.role, config.model_name, self._revision)])
         if engine.grammars is not None:
@@ -280,7 +280,7 @@ class WorkerServer:
                 registry.register(StatsCollector(counted, self._served.mask_stats))
         engine_loop = EngineLoop(engine, service.on_outputs, self._crash, service.on_start)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
-        beats = BeatService(routers, config.cluster_key.encode(), BeatMetrics(registry))
+        beats = BeatService(routers, keys, BeatMetrics(registry))
         worker_pb2_grpc.add_RouterPulseServicer_to_server(beats, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
         health = await self._add_health(server)
@@ -315,7 +315,7 @@ class WorkerServer:
             drain,
             lambda current: self._serve_as(current, parts),
             SwitchMetrics(registry),
-            cluster_key=key,
+            keys=keys,
             timeout=config.drain_timeout,
         )
         service.switching = switch
@@ -363,7 +363,7 @@ class WorkerServer:
             patience_s=self._config.handoff_patience,
             dialer=Dialer(self._config.tls),
             tasks=Supervision(TaskMetrics(registry)),
-            cluster_key=self._config.cluster_key.encode(),
+            keys=self._config.cluster_keys,
         )
 
     async def _listen(self, ends: RankEndpoints) -> dict[str, list[str]]:
