@@ -224,13 +224,13 @@ def worker_sim(
 
 @commands.command(rich_help_panel="One service")
 @takes(OptionsOf(RouterConfig))
-def router(given: Given, exit_with_parent: arg.ExitWithParent = None) -> int:
+def router(given: Given, exit_with_parent: arg.ExitWithParent = None) -> None:
     """Start the front door: the HTTP and gRPC APIs, before workers that run elsewhere.
 
     It needs the model only for its tokenizer and chat template, and never loads torch.
     """
     _tie_to(exit_with_parent)
-    return _run_router(RouterConfig(**given.fields(RouterConfig)))
+    _run_router(RouterConfig(**given.fields(RouterConfig)))
 
 
 def _run_worker(config: WorkerConfig) -> NoReturn:
@@ -244,10 +244,11 @@ def _run_worker(config: WorkerConfig) -> NoReturn:
     end_process(run(config, clock))
 
 
-def _run_router(config: RouterConfig) -> int:
+def _run_router(config: RouterConfig) -> NoReturn:
+    from baton.process.ending import end_process
     from baton.router.main import run
 
-    return run(config)
+    end_process(run(config))
 
 
 def _tie_to(parent: int | None) -> None:
