@@ -2,9 +2,10 @@
 
     python -m loadtest.sigterm_starts --repeats 20
 
-Each start has a PID namespace of its own (``unshare``), in which the images' ENTRYPOINT is process 1. A worker's
-cache of kernels is empty, as in a fresh pod: it compiles. The end is that of process 1, with which the kernel
-ends whatever else is in the namespace. Exit status 1 if one start took longer than ``--allowed`` seconds.
+Each start has a PID namespace of its own (``unshare``), in which the images' ENTRYPOINT is process 1. The
+cache of kernels of a worker is empty, as in a fresh pod: it compiles. The end is that of process 1, with
+which the kernel ends whatever else is in the namespace. Exit status 1 if one took longer than ``--allowed``
+seconds.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def command_of_this_tree() -> Iterator[Path]:
 
 @contextmanager
 def silent_server() -> Iterator[int]:
-    """A port on which whoever calls is heard and never answered, as by a leader or an API server that hangs."""
+    """A port on which whoever calls is never answered, as by a leader or an API server that hangs."""
     held: list[socket.socket] = []
 
     def accept() -> None:
@@ -121,8 +122,8 @@ def roles(folder: Path, silent: int) -> dict[str, tuple[str, list[str]]]:
 
 
 def end_of(command: Sequence[str], path: Path, moment: float) -> tuple[float, int]:
-    """Start ``command`` as process 1 of a namespace, and send it SIGTERM after ``moment`` seconds. Returns the
-    seconds that it then took to end, and its exit status."""
+    """Start ``command`` as process 1 of a namespace, and send it SIGTERM after ``moment`` seconds. Returns
+    the seconds that it then took to end, and its exit status."""
     with tempfile.TemporaryDirectory(prefix="baton-cache-") as cache:
         environment = {
             **os.environ,

@@ -8,9 +8,11 @@ for the service account.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,52 @@ async def test_pods_start_answer_and_drain(tmp_path: Path) -> None:
         assert (await watching)[-1] == health_pb2.HealthCheckResponse.NOT_SERVING
         assert [await each for each in answers] == [2 * TOKENS] * 2
         assert decode.ready
+
+
+async def keep_asking(routers: Callable[[], list[Pod]], answers: list[int]) -> None:
+    """One question after the other, to a router that is ready. AssertionError where one fails."""
+    while True:
+        answers.append((await ask(random.choice(routers())))["usage"]["completion_tokens"])
+
+
+async def test_a_cluster_key_is_replaced_under_load(tmp_path: Path) -> None:
+    """Pods of both keys serve together, in all pairs, while one generation follows the other."""
+    release = released(tmp_path, "simulated")
+    key = base64.b64encode(b"the key that comes after").decode()
+    metadata = {"name": "ring-cluster-key"}
+    theirs = {"kind": "Secret", "metadata": metadata, "data": {"cluster-key": key}}
+    values = {"existingSecret": "ring-cluster-key", "previousSecret": "test-baton-cluster-key"}
+    newer = of_kind(release.objects({"clusterKey": values}), "Deployment")
+    names = [f"test-baton-{component}" for component in ("router", "prefill", "decode")]
+    async with release.installed() as ring:
+        ring.objects = [*ring.objects, theirs]
+        old = [await ring.start(name) for name in names]
+        await all_ready(ring, old[0])
+        answers: list[int] = []
+
+        def routers() -> list[Pod]:
+            return [pod for pod in ring.pods if pod.name.startswith(names[0]) and pod.ready]
+
+        asking = [asyncio.create_task(keep_asking(routers, answers)) for _ in range(4)]
+        new = [await ring.start(name, newer[name]["spec"]["template"]) for name in names]
+        await until(lambda: all(pod.ready for pod in new), "the new pods ready", ring.pods, 120)
+        for router in (old[0], new[0]):  # each has all workers
+            async with asyncio.timeout(30):
+                while await metric(router, "baton_worker_ready", "http") < 4:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        both = len(answers)
+        await until(lambda: len(answers) > both + 20, "answers of both", ring.pods)
+        for pod in reversed(old):
+            await pod.delete()
+        after = len(answers)
+        await until(lambda: len(answers) > after + 20, "answers of the new ones", ring.pods)
+        for task in asking:
+            task.cancel()
+        for ended in await asyncio.gather(*asking, return_exceptions=True):
+            assert isinstance(ended, asyncio.CancelledError), ended
+        assert set(answers) == {8}
+        for pod in ring.pods:
+            assert "another cluster key" not in pod.log.read_text()
 
 
 @needs_ipv6

@@ -24,6 +24,7 @@ from tests.support.chart import (
     CHART,
     EXAMPLES,
     MONITORING,
+    ROOT,
     VERSIONS,
     Object,
     RenderError,
@@ -37,6 +38,7 @@ from tests.support.chart import (
     render,
 )
 from tests.support.chart_values import REFUSED, VALUE_SETS, Values
+from tests.support.release import merged
 
 MONITORS = ("PodMonitor", "ServiceMonitor")
 
