@@ -32,9 +32,9 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 MOMENTS = (0.05, 0.2, 1.0, 3.0)
-"""Seconds from the start of process 1 to SIGTERM."""
+"""The moments of SIGTERM, in seconds from the start of process 1."""
 GIVEN_UP_S = 15.0
-"""Seconds after which a start that has not ended is killed."""
+"""The time after which a start that has not ended is killed, in seconds."""
 UNSHARE = ("unshare", "-Urpf", "--mount-proc", "--kill-child")
 KEY = "a cluster key of a measurement"
 
@@ -44,7 +44,7 @@ class Ends:
     """The ends of one role at one moment."""
 
     seconds: list[float] = field(default_factory=list)
-    """From SIGTERM to the end of process 1."""
+    """The times from SIGTERM to the end of process 1."""
     statuses: Counter[int] = field(default_factory=Counter)
 
 

@@ -129,8 +129,10 @@ class TestSecrets:
         assert key_of(helm, "baton-cluster-key", "cluster-key") == before
 
 
-PVC: Object = {"model": {"name": "org/model", "cache": {"type": "pvc", "size": "500Gi"}}}
-FAST: Object = {"model": {"name": "org/model", "cache": {**PVC["model"]["cache"], "storageClass": "fast"}}}
+PVC: dict[str, Any] = {"model": {"name": "org/model", "cache": {"type": "pvc", "size": "500Gi"}}}
+FAST: dict[str, Any] = {
+    "model": {"name": "org/model", "cache": {**PVC["model"]["cache"], "storageClass": "fast"}}
+}
 
 
 class TestRollback:
@@ -141,7 +143,7 @@ class TestRollback:
         before = key_of(helm, "baton-cluster-key", "cluster-key"), key_of(helm, "baton-redis", "password")
         helm.plane.put(secret("ring-cluster-key", cluster_key="k" * 32))
         helm.plane.put(secret("ring-redis", password="p" * 32))
-        theirs = {
+        theirs: Object = {
             "redis": {"mode": "bundled", "existingSecret": "ring-redis"},
             "clusterKey": {"existingSecret": "ring-cluster-key"},
         }
@@ -190,7 +192,7 @@ class TestRollback:
     def test_what_is_kept_of_another_release_is_not_taken(self, helm: Helm) -> None:
         install(helm, fullnameOverride="ring")
         helm("uninstall", "baton")
-        theirs = {"clusterKey": {"existingSecret": "mine"}, "fullnameOverride": "ring"}
+        theirs: Object = {"clusterKey": {"existingSecret": "mine"}, "fullnameOverride": "ring"}
         install(helm, "second", **theirs)
         manifest = yaml.safe_load_all(helm("get", "manifest", "second"))
         assert not [one for one in manifest if one and one["kind"] == "Secret"]
@@ -201,7 +203,7 @@ class TestClusterKey:
 
     def test_the_one_that_runs_is_accepted_until_the_next_upgrade(self, helm: Helm) -> None:
         install(helm, planner={"enabled": True, "gpuBudget": 2})
-        theirs = {"clusterKey": {"existingSecret": "mine", "key": "k"}}
+        theirs: Object = {"clusterKey": {"existingSecret": "mine", "key": "k"}}
         upgrade(helm, **theirs, planner={"enabled": True, "gpuBudget": 2})
         for component in ("router", "prefill", "decode", "planner"):
             env = env_of(helm, f"baton-{component}")
@@ -215,7 +217,7 @@ class TestClusterKey:
         assert "as well" not in helm("get", "notes", "baton")
 
     def test_one_that_is_named_stays(self, helm: Helm) -> None:
-        keys = {"clusterKey": {"existingSecret": "mine", "previousSecret": "old"}}
+        keys: Object = {"clusterKey": {"existingSecret": "mine", "previousSecret": "old"}}
         for step in (install, upgrade, upgrade):
             step(helm, **keys)
             previous = {"name": "old", "key": "cluster-key", "optional": True}

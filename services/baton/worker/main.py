@@ -211,8 +211,8 @@ class WorkerServer:
         return self._exit_status
 
     def _drain_at_signals(self) -> None:
-        """From now on there may be requests to end. Until now a signal has ended the process at once, by its
-        default action: loading blocks for longer than a handler may wait."""
+        """Take signals from the moment on that there may be requests to end. Until then one ends the process
+        at once, by its default action: loading blocks for longer than a handler may wait."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
