@@ -33,7 +33,8 @@ LABEL org.opencontainers.image.title="baton-router" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.created="${CREATED}"
-RUN groupadd --gid 10001 baton \
+RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 baton \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/cache/baton --shell /usr/sbin/nologin baton \
     && install -d -o 10001 -g 10001 /var/cache/baton /models
 COPY --from=build /opt/baton /opt/baton
@@ -47,5 +48,6 @@ STOPSIGNAL SIGTERM
 # That it answers at all. Kubernetes has probes of its own and takes no notice.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
     CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/version', timeout=2)"]
-ENTRYPOINT ["baton"]
+# Process 1 must hear SIGTERM from its first moment: tini passes it on, and keeps the exit status.
+ENTRYPOINT ["tini", "--", "baton"]
 CMD ["router", "--host", "0.0.0.0", "--discovery", "kubernetes"]

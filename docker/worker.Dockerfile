@@ -41,7 +41,7 @@ LABEL org.opencontainers.image.title="baton-worker" \
 # The kernels of the CPU are built where they run, for its processor; triton builds its launchers with the compiler too.
 # By libibverbs NCCL reaches RDMA devices. NIXL's wheel has a UCX of its own with verbs; the wheel of UCX has none.
 RUN if [ "${DEVICE}" = cuda ]; then verbs="libibverbs1 ibverbs-providers"; fi \
-    && apt-get update && apt-get install -y --no-install-recommends g++ ${verbs:-} && rm -rf /var/lib/apt/lists/* \
+    && apt-get update && apt-get install -y --no-install-recommends g++ tini ${verbs:-} && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 10001 baton \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/cache/baton --shell /usr/sbin/nologin baton \
     && install -d -o 10001 -g 10001 /var/cache/baton /models
@@ -57,5 +57,6 @@ STOPSIGNAL SIGTERM
 # That its metrics are served, on whatever address it listens: a worker that has not loaded has no port.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=1800s \
     CMD ["python3", "-c", "import os, urllib.request as r; h = os.environ.get('POD_IP', '127.0.0.1'); r.urlopen('http://%s:9100/metrics' % ('[%s]' % h if ':' in h else h), timeout=2)"]
-ENTRYPOINT ["baton"]
+# Process 1 must hear SIGTERM from its first moment: tini passes it on, and keeps the exit status.
+ENTRYPOINT ["tini", "--", "baton"]
 CMD ["both", "--host", "0.0.0.0", "--port", "9000", "--metrics-port", "9100"]

@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Iterator, Sequence
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.proofs import Caller, Kind
 from baton.v1 import handoff_pb2, worker_pb2
 
@@ -21,7 +22,7 @@ class Opening:
         kind: Kind = "router" if path == CONNECT else "prefill"
         self._sends = worker_pb2.RouterMessage if path == CONNECT else handoff_pb2.PrefillMessage
         self._hears = worker_pb2.WorkerMessage if path == CONNECT else handoff_pb2.DecodeMessage
-        self._caller = Caller(cluster_key, kind, name)
+        self._caller = Caller(ClusterKeys(cluster_key), kind, name)
         self._first = first
         self._heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.planner.switch_role import SwitchError, switch_role
 from loadtest.hostile.wire import loopback
 
@@ -17,7 +18,7 @@ from loadtest.hostile.wire import loopback
 def main() -> int:
     loopback(sys.argv[1])
     try:
-        print(asyncio.run(switch_role(sys.argv[1], "prefill", b"")))
+        print(asyncio.run(switch_role(sys.argv[1], "prefill", ClusterKeys())))
     except SwitchError as error:
         print(error)
         return 1

@@ -29,6 +29,7 @@ import grpc
 import uvloop
 
 from baton import hub
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.proofs import Called
 from baton.net.heartbeat import NO_PROBES
 from baton.net.message_parts import Joiner
@@ -167,7 +168,7 @@ async def _greeted(
     first = await anext(messages)
     if not first.HasField("greeting"):
         return
-    called = Called(os.environ[CLUSTER_KEY].encode(), "router", incarnation, first.greeting)
+    called = Called(ClusterKeys(os.environ[CLUSTER_KEY].encode()), "router", incarnation, first.greeting)
     yield pb.WorkerMessage(challenge=called.challenge)
     called.check((await anext(messages)).proof)
     await anext(messages)

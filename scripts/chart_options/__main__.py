@@ -25,7 +25,7 @@ SCHEMA = Path(__file__).parents[2] / "helm/baton/values.schema.json"
 _SERVICE = {"model", "served_model_name", "host", "port", "drain_timeout"}
 _DISCOVERY = {"kubernetes_namespace", "kubernetes_selector", "kubeconfig", "kubernetes_context"}
 _SECRETS = {
-    "cluster_key",
+    *("cluster_key", "cluster_key_previous"),
     *(f"worker_tls_{what}" for what in ("certfile", "keyfile", "ca_certs", "server_name")),
 }
 

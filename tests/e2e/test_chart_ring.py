@@ -8,8 +8,11 @@ for the service account.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-from collections.abc import AsyncIterator
+import random
+import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
+from tests.support.chart import of_kind
 from tests.support.ipv6 import needs_ipv6
 from tests.support.kubelet import Cluster, Pod, until
 from tests.support.release import Release, own_ports
@@ -164,6 +168,19 @@ def passed_in_order(pod: Pod) -> bool:
     return not early and "readiness passed" in pod.events and "liveness failed" not in pod.events
 
 
+async def helm_test_passes(ring: Cluster) -> None:
+    """All pods of ``helm test``, as rendered."""
+    tests = of_kind(ring.objects, "Pod")
+    assert set(tests) == {"test-baton-test", "test-baton-doctor-prefill", "test-baton-doctor-decode"}
+    for name in tests:
+        pod = await ring.run(name)
+        told = pod.log.read_text()
+        assert pod.process.returncode == 0, f"{name}: {told}"
+        if "doctor" in name:
+            assert re.search(r"ok +cluster key", told), told
+            assert re.search(r"ok +router +http://\S+ answers", told), told
+
+
 async def test_pods_start_answer_and_drain(tmp_path: Path) -> None:
     async with installed(tmp_path, "simulated") as ring:
         router = await ring.start("test-baton-router")
@@ -208,6 +225,52 @@ async def test_pods_start_answer_and_drain(tmp_path: Path) -> None:
         assert decode.ready
 
 
+async def keep_asking(routers: Callable[[], list[Pod]], answers: list[int]) -> None:
+    """One question after the other, to a router that is ready. AssertionError where one fails."""
+    while True:
+        answers.append((await ask(random.choice(routers())))["usage"]["completion_tokens"])
+
+
+async def test_a_cluster_key_is_replaced_under_load(tmp_path: Path) -> None:
+    """Pods of both keys serve together, in all pairs, while one generation follows the other."""
+    release = released(tmp_path, "simulated")
+    key = base64.b64encode(b"the key that comes after").decode()
+    metadata = {"name": "ring-cluster-key"}
+    theirs = {"kind": "Secret", "metadata": metadata, "data": {"cluster-key": key}}
+    values = {"existingSecret": "ring-cluster-key", "previousSecret": "test-baton-cluster-key"}
+    newer = of_kind(release.objects({"clusterKey": values}), "Deployment")
+    names = [f"test-baton-{component}" for component in ("router", "prefill", "decode")]
+    async with release.installed() as ring:
+        ring.objects = [*ring.objects, theirs]
+        old = [await ring.start(name) for name in names]
+        await all_ready(ring, old[0])
+        answers: list[int] = []
+
+        def routers() -> list[Pod]:
+            return [pod for pod in ring.pods if pod.name.startswith(names[0]) and pod.ready]
+
+        asking = [asyncio.create_task(keep_asking(routers, answers)) for _ in range(4)]
+        new = [await ring.start(name, newer[name]["spec"]["template"]) for name in names]
+        await until(lambda: all(pod.ready for pod in new), "the new pods ready", ring.pods, 120)
+        for router in (old[0], new[0]):  # each has all workers
+            async with asyncio.timeout(30):
+                while await metric(router, "baton_worker_ready", "http") < 4:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        both = len(answers)
+        await until(lambda: len(answers) > both + 20, "answers of both", ring.pods)
+        for pod in reversed(old):
+            await pod.delete()
+        after = len(answers)
+        await until(lambda: len(answers) > after + 20, "answers of the new ones", ring.pods)
+        for task in asking:
+            task.cancel()
+        for ended in await asyncio.gather(*asking, return_exceptions=True):
+            assert isinstance(ended, asyncio.CancelledError), ended
+        assert set(answers) == {8}
+        for pod in ring.pods:
+            assert "another cluster key" not in pod.log.read_text()
+
+
 @needs_ipv6
 async def test_pods_of_a_cluster_that_has_only_ipv6(tmp_path: Path) -> None:
     """What the chart says with the value for such a cluster. Workers listen on the address of their pod."""
@@ -239,5 +302,6 @@ async def test_pods_with_a_model_answer(tmp_path: Path) -> None:
         answer = await ask(router)
         assert answer["usage"]["completion_tokens"] == 8
         assert await handoffs_of(prefill, 1) == 1
+        await helm_test_passes(ring)
         await asyncio.gather(prefill.delete(), decode.delete())
         assert [pod.process.returncode for pod in (prefill, decode)] == [0, 0]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.planner.switch_role import switch_role
 from baton.process import ready
 from tests.support.axe import serious_faults
@@ -252,7 +253,8 @@ async def latencies_are_those_of_the_metrics(page: Page, metrics: Samples) -> No
 async def test_a_lost_worker_and_another_role_are_seen_at_once(ring: Ring, tmp_path: Path) -> None:
     async with page_of(ring, tmp_path) as page:
         turned, (killed, ended) = ring.of_role("prefill")[0], ring.of_role("decode")
-        switched = await switch_role(address_of(turned), "decode", CLUSTER_KEY.encode())
+        keys = ClusterKeys(CLUSTER_KEY.encode())
+        switched = await switch_role(address_of(turned), "decode", keys)
         assert (switched.was, switched.now) == ("prefill", "decode")
         await seen(page, turned, "decode ready")
         await page.until("document.querySelector('.changes').textContent.includes('prefill to decode')", 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.net.channels import Dialer
 from baton.planner.measured import Counts, Measured, MeasuredFleet
 from baton.planner.prometheus import Prometheus
@@ -91,7 +92,7 @@ def check_figures(seen: Measured) -> None:
 
 async def switch(ring: Ring, prometheus: Prometheus, queries: Queries) -> None:
     """By its own word first, then by the routers'."""
-    asking, known = Workers(CLUSTER_KEY.encode(), Dialer()), endpoints(ring)
+    asking, known = Workers(ClusterKeys(CLUSTER_KEY.encode()), Dialer()), endpoints(ring)
     before = asking.ready(known, await read_reports(prometheus, queries.selector))
     assert count_ready(before) == counts(1, 2)
     ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()

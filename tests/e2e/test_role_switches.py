@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.role import Role
+from baton.greeting.cluster_key import ClusterKeys
 from baton.planner.switch_role import switch_role
 from baton.process import ready
 from tests.support.clients import Answer, RingClient
@@ -21,7 +22,7 @@ TOKENS = 60
 
 async def switched(worker: Service, role: Role) -> None:
     assert isinstance(worker.ready, ready.WorkerReady)
-    done = await switch_role(worker.ready.address, role, CLUSTER_KEY.encode())
+    done = await switch_role(worker.ready.address, role, ClusterKeys(CLUSTER_KEY.encode()))
     assert done.now == role and done.was != role
 
 

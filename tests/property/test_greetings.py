@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.names import MAX_NAME, check_address, check_name, check_words, is_name, shown
 from baton.greeting.proofs import (
     MAX_GREETING_BYTES,
@@ -39,14 +40,14 @@ class Terms(NamedTuple):
 
     def proofs(self) -> tuple[Challenge, Proof]:
         """What both sides say where both are true."""
-        caller = Caller(self.key, self.kind, self.caller, self.callers_nonce)
+        caller = Caller(ClusterKeys(self.key), self.kind, self.caller, self.callers_nonce)
         called = self.called(caller.greeting)
         proof = caller.prove(called.challenge)
         called.check(proof)
         return called.challenge, proof
 
     def called(self, greeting: Greeting) -> Called:
-        return Called(self.key, self.kind, self.worker, greeting, self.workers_nonce)
+        return Called(ClusterKeys(self.key), self.kind, self.worker, greeting, self.workers_nonce)
 
 
 TERMS = st.builds(
@@ -78,7 +79,7 @@ def test_a_proof_is_good_for_nothing_else(ours: Terms, other: Terms, field: str)
     assume((theirs != ours and ours.key.rstrip(b"\0") != theirs.key.rstrip(b"\0")) or field != "key")
     assume(theirs != ours)
     challenge, proof = theirs.proofs()
-    caller = Caller(ours.key, ours.kind, ours.caller, ours.callers_nonce)
+    caller = Caller(ClusterKeys(ours.key), ours.kind, ours.caller, ours.callers_nonce)
     with pytest.raises(WrongProofError):
         ours.called(caller.greeting).check(proof)
     if field != "workers_nonce":  # that, and its own name, a worker says itself
@@ -91,7 +92,7 @@ def test_a_proof_is_good_for_nothing_else(ours: Terms, other: Terms, field: str)
 def test_neither_side_takes_back_what_it_said(terms: Terms, other_key: bytes) -> None:
     """Reflection: who has no key sends each side its own proof, or that of a stream it calls itself."""
     challenge, proof = terms.proofs()
-    caller = Caller(terms.key, terms.kind, terms.caller, terms.callers_nonce)
+    caller = Caller(ClusterKeys(terms.key), terms.kind, terms.caller, terms.callers_nonce)
     with pytest.raises(WrongProofError):
         terms.called(caller.greeting).check(Proof(proof=challenge.proof))
     reflected = Challenge(incarnation=terms.worker, nonce=terms.workers_nonce, proof=proof.proof)
@@ -103,9 +104,54 @@ def test_neither_side_takes_back_what_it_said(terms: Terms, other_key: bytes) ->
         terms.called(caller.greeting).check(Proof(proof=mirrored.proof))
 
 
+KEYS = st.builds(
+    ClusterKeys,
+    st.sampled_from([b"a" * 16, b"b" * 16, b"c" * 16]),
+    st.sampled_from([b"", b"b" * 16, b"c" * 16]),
+)
+
+
+@given(TERMS, KEYS, KEYS)
+def test_two_sides_meet_by_any_key_that_both_accept(
+    terms: Terms, ours: ClusterKeys, theirs: ClusterKeys
+) -> None:
+    """The caller's newest of them, whichever side is of the older generation."""
+    caller = Caller(ours, terms.kind, terms.caller)
+    called = Called(theirs, terms.kind, terms.worker, caller.greeting)
+    assert called.challenge.ByteSize() < MAX_GREETING_BYTES
+    common = [key for key in ours.accepted if key in theirs.accepted]
+    if not common:
+        with pytest.raises(WrongProofError, match="another cluster key"):
+            caller.prove(called.challenge)
+        return
+    called.check(caller.prove(called.challenge))
+    assert caller.agreed == common[0]
+
+
+@given(TERMS)
+def test_a_worker_with_two_keys_takes_neither_of_its_proofs_back(terms: Terms) -> None:
+    caller = Caller(ClusterKeys(b"k" * 16), terms.kind, terms.caller)
+    called = Called(ClusterKeys(b"n" * 16, b"k" * 16), terms.kind, terms.worker, caller.greeting)
+    for proof in (called.challenge.proof, called.challenge.previous_proof):
+        with pytest.raises(WrongProofError):
+            called.check(Proof(proof=proof))
+    # What of it is left out leaves no key that was not proved.
+    with pytest.raises(WrongProofError):
+        caller.prove(
+            Challenge(incarnation=terms.worker, nonce=called.challenge.nonce, proof=called.challenge.proof)
+        )
+
+
+def test_a_worker_with_one_key_sends_one_proof() -> None:
+    called = Called(
+        ClusterKeys(b"k" * 16), "router", "w", Caller(ClusterKeys(b"k" * 16), "router", "r").greeting
+    )
+    assert not called.challenge.previous_proof
+
+
 def test_no_nonce_comes_twice() -> None:
-    callers = [Caller(b"k" * 16, "router", "r") for _ in range(100)]
-    workers = [Called(b"k" * 16, "router", "w", callers[0].greeting) for _ in range(100)]
+    callers = [Caller(ClusterKeys(b"k" * 16), "router", "r") for _ in range(100)]
+    workers = [Called(ClusterKeys(b"k" * 16), "router", "w", callers[0].greeting) for _ in range(100)]
     nonces = {caller.greeting.nonce for caller in callers} | {called.challenge.nonce for called in workers}
     assert len(nonces) == 200 and {len(nonce) for nonce in nonces} == {NONCE_BYTES}
 
@@ -116,7 +162,7 @@ def test_anything_else_is_a_greeting_error(terms: Terms, nonce: bytes, name: str
     assume(proof not in (terms.proofs()[0].proof, terms.proofs()[1].proof))
     fits = is_name(name) and len(nonce) == NONCE_BYTES
     try:
-        called = Called(terms.key, terms.kind, terms.worker, Greeting(name=name, nonce=nonce))
+        called = Called(ClusterKeys(terms.key), terms.kind, terms.worker, Greeting(name=name, nonce=nonce))
     except MalformedGreetingError as error:
         assert not fits and re.match(r"name: must be|nonce: must be 32 bytes", str(error))
         assert str(error).isprintable() and len(str(error)) < 1024
@@ -125,7 +171,7 @@ def test_anything_else_is_a_greeting_error(terms: Terms, nonce: bytes, name: str
         with pytest.raises(WrongProofError):
             called.check(Proof(proof=proof))
     with pytest.raises(GreetingError):
-        Caller(terms.key, terms.kind, terms.caller).prove(
+        Caller(ClusterKeys(terms.key), terms.kind, terms.caller).prove(
             Challenge(incarnation=name, nonce=nonce, proof=proof)
         )
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from baton.core.role import Role
 from baton.core.sampling_params import ResolvedSampling
+from baton.greeting.cluster_key import ClusterKeys
 from baton.router.dispatch.retries import Retries
 from baton.router.dispatch.ring import WorkerRing
 from baton.router.dispatch.types import Request, RingError, TokenChunk
@@ -60,7 +61,9 @@ class RingMachine(RuleBasedStateMachine):
         self._in_loop(self._start())
 
     async def _start(self) -> None:
-        self.ring = WorkerRing([], "pretended", b"key", retries=Retries(AT_ONCE), placement=SPLIT)
+        self.ring = WorkerRing(
+            [], "pretended", ClusterKeys(b"key"), retries=Retries(AT_ONCE), placement=SPLIT
+        )
         self.ring.fleet.members = PretendMembers(self.workers)  # type: ignore[assignment]
         for worker in self.workers:
             worker.start()

@@ -38,11 +38,17 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-IMMUTABLE = {
-    "Deployment": ("spec", "selector"),
-    "PersistentVolumeClaim": ("spec", "accessModes"),
-    "RoleBinding": ("roleRef",),
+IMMUTABLE: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "Deployment": (("spec", "selector"),),
+    "PersistentVolumeClaim": (
+        ("spec", "accessModes"),
+        ("spec", "storageClassName"),
+        ("spec", "resources", "requests", "storage"),  # may grow, which no test does
+    ),
+    "RoleBinding": (("roleRef",),),
 }
+DEFAULT_CLASS = "standard"
+"""What a claim gets that names no storage class."""
 
 
 def plural(kind: str) -> str:
@@ -75,14 +81,16 @@ class FakeControlPlane:
         name = one["metadata"]["name"]
         if (api, kind, namespace, name) in self.objects:
             raise RefusedError(409, "AlreadyExists", f'{plural(kind)} "{name}" already exists')
+        if kind == "PersistentVolumeClaim":
+            one = {**one, "spec": {"storageClassName": DEFAULT_CLASS, **one["spec"]}}
         return self._keep(api, kind, namespace, name, one)
 
     def _replace(self, api: str, kind: str, namespace: str, name: str, one: Object) -> Object:
         before = self.objects[api, kind, namespace, name]
-        path = IMMUTABLE.get(kind)
-        if path is not None and _at(before, path) != _at(one, path):
-            where = ".".join(path)
-            raise RefusedError(422, "Invalid", f'{kind} "{name}" is invalid: {where}: field is immutable')
+        for path in IMMUTABLE.get(kind, ()):
+            if _at(before, path) != _at(one, path):
+                where = ".".join(path)
+                raise RefusedError(422, "Invalid", f'{kind} "{name}" is invalid: {where}: field is immutable')
         return self._keep(api, kind, namespace, name, one)
 
     def _keep(self, api: str, kind: str, namespace: str, name: str, one: Object) -> Object:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.proofs import Called, Caller
 from baton.v1 import handoff_pb2
 from baton.v1 import worker_pb2 as pb
@@ -21,7 +22,7 @@ async def say_hello(
     incarnation from here on."""
     hello.incarnation = hello.incarnation or "pretended"
     first = await anext(messages)
-    called = Called(key, "router", hello.incarnation, first.greeting)
+    called = Called(ClusterKeys(key), "router", hello.incarnation, first.greeting)
     yield pb.WorkerMessage(challenge=called.challenge)
     second = await anext(messages, None)
     if second is None:  # it only wanted to know who is here
@@ -35,7 +36,7 @@ async def greet_worker(
     call: RouterCall, key: bytes, router_id: str, beat_nonce: bytes = b""
 ) -> pb.WorkerHello:
     """As a router does. Returns the worker's hello."""
-    caller = Caller(key, "router", router_id)
+    caller = Caller(ClusterKeys(key), "router", router_id)
     await call.write(pb.RouterMessage(greeting=caller.greeting))
     answer = await call.read()
     assert isinstance(answer, pb.WorkerMessage)
@@ -49,7 +50,7 @@ async def greet_worker(
 
 async def greet_decode(call: LinkCall, key: bytes, incarnation: str) -> str:
     """As a prefill worker of this incarnation does. Returns decode's."""
-    caller = Caller(key, "prefill", incarnation)
+    caller = Caller(ClusterKeys(key), "prefill", incarnation)
     await call.write(handoff_pb2.PrefillMessage(greeting=caller.greeting))
     answer = await call.read()
     assert isinstance(answer, handoff_pb2.DecodeMessage)

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,8 @@ from baton.process.options import is_ipv6, join_address
 from tests.support.chart import Object, of_kind, selects
 from tests.support.fake_kubernetes import FakeKubernetes, Slice
 
+INIT = ["tini", "--"]
+"""What passes signals on in a container (tests/e2e/test_starts_stop.py). Processes here need none."""
 HURRY = 10.0
 """Probes are asked so many times as often, if nothing else is said."""
 SLICES_LAG_S = 0.7
@@ -45,6 +47,8 @@ class Pod:
     secrets: Mapping[str, Object]
     on_change: Callable[[], None]
     hurry: float = HURRY
+    services: Mapping[str, str] = field(default_factory=dict)
+    """host:port of Services → host:port of a pod, as cluster DNS and kube-proxy have it."""
     events: list[str] = field(default_factory=list)
     """What became of its probes, in order, each change once."""
     ready: bool = False
@@ -84,16 +88,23 @@ class Pod:
         return join_address(self.ip, self.port(port))
 
     async def start(self) -> None:
+        await self._spawn()
+        self._probing = asyncio.create_task(self._probe())
+
+    async def run(self) -> int:
+        """A pod without probes, to its end. Returns the exit status."""
+        await self._spawn()
+        return await self.process.wait()
+
+    async def _spawn(self) -> None:
         self.folder.mkdir(parents=True)
-        program, *_ = self.container["command"]
-        assert program == "baton", program
+        assert self.container["command"] == [*INIT, "baton"], self.container["command"]
         arguments = [self._expanded(argument) for argument in self.container["args"]]
         with self.log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "baton", *arguments,
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment(),
             )  # fmt: skip
-        self._probing = asyncio.create_task(self._probe())
 
     async def delete(self) -> float:
         """preStop, SIGTERM, and SIGKILL when the grace is over, which ``events`` tell. Returns the seconds
@@ -132,10 +143,11 @@ class Pod:
 
     def _environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-        given = {each["name"]: self._value(each) for each in self.container["env"]}
-        return {**kept, **{name: self._local(value) for name, value in given.items()}}
+        given = {each["name"]: self._value(each) for each in self.container.get("env", [])}
+        return {**kept, **{name: self._local(value) for name, value in given.items() if value is not None}}
 
-    def _value(self, variable: Object) -> str:
+    def _value(self, variable: Object) -> str | None:
+        """None: the key of a Secret that is not there, and need not be."""
         source = variable.get("valueFrom")
         if source is None:
             return str(variable["value"])
@@ -143,17 +155,23 @@ class Pod:
             known = {"status.podIP": self.ip, "metadata.name": self.name, "metadata.namespace": "serving"}
             return known[source["fieldRef"]["fieldPath"]]
         reference = source["secretKeyRef"]
+        data = self.secrets.get(reference["name"], {}).get("data", {})
+        if reference.get("optional") and reference["key"] not in data:
+            return None
         return base64.b64decode(self.secrets[reference["name"]]["data"][reference["key"]]).decode()
 
     def _expanded(self, argument: str) -> str:
-        for variable in self.container["env"]:
+        for variable in self.container.get("env", []):
             if f"$({variable['name']})" in argument:
-                argument = argument.replace(f"$({variable['name']})", self._value(variable))
+                argument = argument.replace(f"$({variable['name']})", self._value(variable) or "")
         return self._local(argument)
 
     def _local(self, text: str) -> str:
-        """A path inside a volume is one of this pod's folder, unless there is such a place here as well."""
-        for mount in self.container["volumeMounts"]:
+        """A path inside a volume is one of this pod's folder, unless there is such a place here as well; a
+        Service is one of its pods."""
+        for service, address in self.services.items():
+            text = text.replace(f"//{service}", f"//{address}")
+        for mount in self.container.get("volumeMounts", []):
             if Path(mount["mountPath"]).exists():
                 continue
             if text == mount["mountPath"] or text.startswith(mount["mountPath"] + "/"):
@@ -265,6 +283,29 @@ class Cluster:
         await pod.start()
         self._changed()
         return pod
+
+    async def run(self, name: str) -> Pod:
+        """One of the release's Pods, such as a hook of ``helm test``, to its end. It must not listen: its
+        address is one that pods have, and not this machine's."""
+        pod = Pod(
+            name,
+            of_kind(self.objects, "Pod")[name],
+            "10.244.0.24",
+            self._folder / name,
+            of_kind(self.objects, "Secret"),
+            lambda: None,
+            services=dict(self._services()),
+        )
+        await pod.run()
+        return pod
+
+    def _services(self) -> Iterator[tuple[str, str]]:
+        """Each port of a Service, and a ready pod behind it."""
+        for name, service in of_kind(self.objects, "Service").items():
+            for pod in self.pods:
+                if pod.ready and selects({"matchLabels": service["spec"]["selector"]}, pod.labels):
+                    for port in service["spec"]["ports"]:
+                        yield f"{name}:{port['port']}", pod.address(port["targetPort"])
 
     def _changed(self) -> None:
         lag_s = self._lag_s()

@@ -18,6 +18,7 @@ from baton.core.role import Role
 from baton.core.role_proto import role_to_proto
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine
+from baton.greeting.cluster_key import ClusterKeys
 from baton.handoff import wire
 from baton.handoff.identity import PROTOCOL, compatibility_digest
 from baton.handoff.wiring import Wiring
@@ -59,6 +60,7 @@ from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine
 from tests.support.runners import runner_of
 
 KEY = b"the cluster key of tests"
+KEYS = ClusterKeys(KEY)
 SPLIT = PlacementOptions("always")
 """What a test of handoffs wants: an idle decode worker would rather compute a prompt itself."""
 
@@ -94,10 +96,10 @@ class LocalWorker:
         port: int = 0,
         kv_bytes_per_token: int = 96,
         tls: TlsFiles | None = None,
-        cluster_key: bytes = KEY,
+        keys: ClusterKeys = KEYS,
         mortal: bool = False,
     ) -> None:
-        self._cluster_key = cluster_key
+        self._keys = keys
         self.role = role
         self.port = port
         self._kv_bytes_per_token = kv_bytes_per_token
@@ -157,7 +159,7 @@ class LocalWorker:
             self.decode,
             self._tempo,
             stages,
-            cluster_key=self._cluster_key,
+            keys=self._keys,
         )
         loop = EngineLoop(self.engine, self.service.on_outputs, self._fail_step, self.service.on_start)
         self.health = HealthServicer()
@@ -167,11 +169,11 @@ class LocalWorker:
             self.drain,
             lambda post: self._take_post(post, hello),
             SwitchMetrics(self.registry),
-            cluster_key=self._cluster_key,
+            keys=self._keys,
             timeout=None,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
-        beats = BeatService(self.routers, self._cluster_key, BeatMetrics(self.registry))
+        beats = BeatService(self.routers, self._keys, BeatMetrics(self.registry))
         worker_pb2_grpc.add_RouterPulseServicer_to_server(beats, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
@@ -215,7 +217,7 @@ class LocalWorker:
             metrics=HandoffMetrics(self.registry, self.role),
             dialer=Dialer(self._tls),
             tasks=Supervision(TaskMetrics(self.registry)),
-            cluster_key=self._cluster_key,
+            keys=self._keys,
         )
 
     async def stop(self) -> None:
@@ -240,6 +242,7 @@ async def local_ring(
     placement: PlacementOptions = SPLIT,
     discovery: Callable[[], Discovery] | None = None,
     tls: TlsFiles | None = None,
+    keys: ClusterKeys = KEYS,
 ) -> AsyncIterator[WorkerRing]:
     """Start the workers and a router's ring before them, and end them all. ``discovery`` is made when the
     workers have their addresses; without it they are a fixed list. AssertionError if a step of a worker that
@@ -251,7 +254,7 @@ async def local_ring(
         found = [worker.address for worker in workers] if discovery is None else discovery()
         retries = Retries(policy or RetryPolicy())
         dialer = Dialer(tls)
-        ring = WorkerRing(found, "fake", KEY, tempo, retries, metrics, placement, dialer=dialer)
+        ring = WorkerRing(found, "fake", keys, tempo, retries, metrics, placement, dialer=dialer)
         ring.start()
         stack.push_async_callback(ring.close)
         await until(

@@ -14,6 +14,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException
 from prometheus_client import CollectorRegistry
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.handoff.identity import sign_switch
 from baton.net.channels import Dialer
 from baton.planner.measured import ServingRole
@@ -206,7 +207,7 @@ async def world(
         prometheus.roles = {worker.address: worker.role for worker in workers}
         registry, discovery = CollectorRegistry(), KnownWorkers(known)
         bounds = BOUNDS if gpu_budget == BOUNDS.gpu_budget else type(BOUNDS)(gpu_budget=gpu_budget)
-        asking = Workers(KEY, Dialer())
+        asking = Workers(ClusterKeys(KEY), Dialer())
         stack.push_async_callback(asking.close)
         client = Scales(scales.connect, NAMESPACE, {"prefill": "baton-prefill", "decode": "baton-decode"})
         stack.push_async_callback(client.close)

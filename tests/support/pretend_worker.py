@@ -70,6 +70,7 @@ class PretendWorker:
         self.address = f"{role}-{number}"
         self.role = role
         self.hello: pb.WorkerHello | None = None
+        self.key = b"key"
         self.load = pb.Load()
         self.drained = False
         self.refused = False

@@ -24,6 +24,7 @@ from tests.support.chart import (
     CHART,
     EXAMPLES,
     MONITORING,
+    ROOT,
     VERSIONS,
     Object,
     RenderError,
@@ -37,6 +38,7 @@ from tests.support.chart import (
     render,
 )
 from tests.support.chart_values import REFUSED, VALUE_SETS, Values
+from tests.support.release import merged
 
 MONITORS = ("PodMonitor", "ServiceMonitor")
 
@@ -174,10 +176,12 @@ class TestOptions:
             "kubernetes_context", "redis_url", "redis_password_file", "api_keys", "ssl_certfile",
             "ssl_keyfile", "ssl_ca_certs", "ssl_client_auth", "worker_tls_certfile", "worker_tls_keyfile",
             "worker_tls_ca_certs", "worker_tls_server_name", "model", "served_model_name", "models", "host",
-            "port", "grpc_port", "cluster_key", "drain_timeout", "exit_with_parent",
+            "port", "grpc_port", "cluster_key", "cluster_key_previous",
+            "drain_timeout", "exit_with_parent",
         },
         "decode": {
             "model", "served_model_name", "host", "port", "metrics_port", "cluster_key",
+            "cluster_key_previous",
             "worker_tls_certfile", "worker_tls_keyfile", "worker_tls_ca_certs", "worker_tls_server_name",
             "tensor_parallel_size", "pipeline_parallel_size", "nodes", "node_port", "join_timeout",
             "drain_timeout", "exit_with_parent",
@@ -185,7 +189,8 @@ class TestOptions:
         "planner": {
             "prometheus_url", "ttft_target_ms", "itl_target_ms", "gpu_budget", "prefill_gpus", "decode_gpus",
             "prefill_deployment", "decode_deployment", "dry_run", "kubernetes_namespace",
-            "kubernetes_selector", "kubeconfig", "kubernetes_context", "cluster_key", "host", "metrics_port",
+            "kubernetes_selector", "kubeconfig", "kubernetes_context", "cluster_key", "cluster_key_previous",
+            "host", "metrics_port",
             "worker_tls_certfile", "worker_tls_keyfile", "worker_tls_ca_certs", "worker_tls_server_name",
         },
     }  # fmt: skip
@@ -213,9 +218,20 @@ class TestOptions:
             monkeypatch.setenv(f"LWS_{variable}", value)  # as the controller does
         for pod in pods_of(rendered(name)).values():
             for each in pod["spec"]["containers"]:
-                if each.get("command") == ["baton"]:
+                if "baton" in each.get("command", []):
                     command, *args = (_expanded(arg) for arg in each["args"])
                     self._command(command).make_context(command, args).close()
+
+    @pytest.mark.parametrize("name", VALUE_SETS)
+    def test_process_1_hears_signals(self, name: str) -> None:
+        """It is the init of the images: as their ENTRYPOINT has it, where a command replaces that."""
+        for image in ("router", "worker"):
+            text = (ROOT / f"docker/{image}.Dockerfile").read_text()
+            assert 'ENTRYPOINT ["tini", "--", "baton"]' in text and re.search(r"install.* tini", text)
+        for pod in pods_of(rendered(name)).values():
+            for each in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
+                if "baton" in each["image"]:
+                    assert each["command"][:2] == ["tini", "--"], each["name"]
 
     def test_of_a_role_go_before_those_of_all(self) -> None:
         objects = rendered("worker options")
@@ -449,9 +465,10 @@ class TestSecurity:
     def test_network_policies_let_through_what_must(self) -> None:
         policies = of_kind(rendered("network policies with all"), "NetworkPolicy")
         router, workers = policies["test-baton-router"]["spec"], policies["test-baton-workers"]["spec"]
-        [clients] = router["ingress"]
-        assert {"namespaceSelector": {}} in clients["from"], "Prometheus"
+        clients, prometheus = router["ingress"]
         assert {port["port"] for port in clients["ports"]} == {"http", "grpc"}
+        assert {"namespaceSelector": {}} not in clients["from"]
+        assert prometheus == {"ports": [{"port": "http"}], "from": [{"namespaceSelector": {}}]}
         by_router, by_workers, metrics = workers["ingress"]
         assert by_router["ports"] == [{"port": "grpc"}]
         assert {"ipBlock": {"cidr": "10.0.0.0/16"}} in by_router["from"]
@@ -460,6 +477,17 @@ class TestSecurity:
         open_to_all = of_kind(rendered("network policies"), "NetworkPolicy")["test-baton-router"]["spec"]
         assert "from" not in open_to_all["ingress"][0]
         assert open_to_all["policyTypes"] == ["Ingress"]
+
+    def test_an_account_of_the_users_is_that_of_all_pods(self) -> None:
+        """Of workers too, as weights may be fetched with its rights; no pod of theirs gets its token."""
+        mine = {"create": False, "name": "mine"}
+        objects = render({"serviceAccount": mine, "redis": {"mode": "bundled"}})
+        pods = {name: pod["spec"] for name, pod in pods_of(objects).items()}
+        assert {spec["serviceAccountName"] for spec in pods.values()} == {"mine"}
+        with_token = {name for name, spec in pods.items() if spec["automountServiceAccountToken"]}
+        assert with_token == {"test-baton-router"}
+        objects = render({"serviceAccount": {"create": False}})
+        assert {pod["spec"]["serviceAccountName"] for pod in pods_of(objects).values()} == {"default"}
 
     def test_egress_leads_to_the_redis_that_there_is(self) -> None:
         [*_, redis, _] = of_kind(rendered("egress to an external Redis"), "NetworkPolicy")[
@@ -485,6 +513,21 @@ class TestSecurity:
         ]
         for component in ("router", "workers"):
             assert policies[f"test-baton-{component}"]["spec"]["egress"][-3:] == named
+
+    def test_the_values_for_a_quota_of_cpu_limits_leave_nobody_without_one(self) -> None:
+        text = (ROOT / "docs/install.md").read_text()
+        [values] = re.findall(r"quota on `limits\.cpu`.*?```yaml\n(.*?)```", text, re.DOTALL)
+        more = {
+            "redis": {"mode": "bundled"},
+            "both": {"enabled": True},
+            "planner": {"enabled": True, "gpuBudget": 2},
+            "model": {"name": "org/model", "download": {"enabled": True}},
+        }
+        pods = pods_of(render(merged(more, yaml.safe_load(values))))
+        assert len(pods) == 10
+        for name, pod in pods.items():
+            for each in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
+                assert each["resources"]["limits"]["cpu"], f"{name}: {each['name']}"
 
     def test_a_scraper_shows_its_certificate_where_it_must(self) -> None:
         def of(name: str, kind: str) -> Object:

@@ -129,6 +129,108 @@ class TestSecrets:
         assert key_of(helm, "baton-cluster-key", "cluster-key") == before
 
 
+PVC: dict[str, Any] = {"model": {"name": "org/model", "cache": {"type": "pvc", "size": "500Gi"}}}
+FAST: dict[str, Any] = {
+    "model": {"name": "org/model", "cache": {**PVC["model"]["cache"], "storageClass": "fast"}}
+}
+
+
+class TestRollback:
+    """Helm adopts nothing when it rolls back: what is kept must be in every revision between."""
+
+    def test_across_secrets_of_the_users(self, helm: Helm) -> None:
+        install(helm, **REDIS)
+        before = key_of(helm, "baton-cluster-key", "cluster-key"), key_of(helm, "baton-redis", "password")
+        helm.plane.put(secret("ring-cluster-key", cluster_key="k" * 32))
+        helm.plane.put(secret("ring-redis", password="p" * 32))
+        theirs: Object = {
+            "redis": {"mode": "bundled", "existingSecret": "ring-redis"},
+            "clusterKey": {"existingSecret": "ring-cluster-key"},
+        }
+        upgrade(helm, **theirs)
+        upgrade(helm, **theirs, router={"replicas": 3})
+        helm("rollback", "baton", "1")
+        after = key_of(helm, "baton-cluster-key", "cluster-key"), key_of(helm, "baton-redis", "password")
+        assert after == before
+        assert env_of(helm, "baton-router")["BATON_CLUSTER_KEY"]["name"] == "baton-cluster-key"
+        assert key_of(helm, "ring-cluster-key", "cluster-key") == "k" * 32
+        upgrade(helm, **theirs)  # and there again
+        helm("rollback", "baton", "2")
+
+    def test_to_a_bundled_redis(self, helm: Helm) -> None:
+        install(helm, **REDIS)
+        before = key_of(helm, "baton-redis", "password")
+        upgrade(helm, redis={"mode": "external", "url": "redis://elsewhere:6379/0"})
+        assert "baton-redis" not in helm.plane.of_kind("Deployment")
+        helm("rollback", "baton", "1")
+        assert "baton-redis" in helm.plane.of_kind("Deployment")
+        assert key_of(helm, "baton-redis", "password") == before
+
+    @pytest.mark.parametrize(
+        ("first", "then"),
+        [
+            (PVC, {"type": "hostPath", "hostPath": "/mnt"}),
+            (FAST, {"type": "hostPath", "hostPath": "/mnt"}),
+            (FAST, {"type": "none"}),
+            (FAST, {"type": "pvc", "existingClaim": "another"}),
+        ],
+    )
+    def test_to_a_claim_that_is_kept(self, helm: Helm, first: Object, then: Object) -> None:
+        """Whatever else of the values went with it: its size, its class."""
+        install(helm, **first)
+        before = helm.plane.of_kind("PersistentVolumeClaim")["baton-models"]
+        upgrade(helm, model={"name": "org/model", "cache": then})
+        helm("rollback", "baton", "1")
+        after = helm.plane.of_kind("PersistentVolumeClaim")["baton-models"]
+        assert (after["spec"], after["metadata"]["uid"]) == (before["spec"], before["metadata"]["uid"])
+
+    def test_a_claim_that_is_not_kept_goes(self, helm: Helm) -> None:
+        install(helm, model={"name": "org/model", "cache": {"type": "pvc", "keep": False}})
+        upgrade(helm, model={"name": "org/model"})
+        assert not helm.plane.of_kind("PersistentVolumeClaim")
+
+    def test_what_is_kept_of_another_release_is_not_taken(self, helm: Helm) -> None:
+        install(helm, fullnameOverride="ring")
+        helm("uninstall", "baton")
+        theirs: Object = {"clusterKey": {"existingSecret": "mine"}, "fullnameOverride": "ring"}
+        install(helm, "second", **theirs)
+        manifest = yaml.safe_load_all(helm("get", "manifest", "second"))
+        assert not [one for one in manifest if one and one["kind"] == "Secret"]
+
+
+class TestClusterKey:
+    """While a cluster key is replaced, pods of both keys run, and the new ones accept either."""
+
+    def test_the_one_that_runs_is_accepted_until_the_next_upgrade(self, helm: Helm) -> None:
+        install(helm, planner={"enabled": True, "gpuBudget": 2})
+        theirs: Object = {"clusterKey": {"existingSecret": "mine", "key": "k"}}
+        upgrade(helm, **theirs, planner={"enabled": True, "gpuBudget": 2})
+        for component in ("router", "prefill", "decode", "planner"):
+            env = env_of(helm, f"baton-{component}")
+            assert env["BATON_CLUSTER_KEY"] == {"name": "mine", "key": "k"}
+            previous = {"name": "baton-cluster-key", "key": "cluster-key", "optional": True}
+            assert env["BATON_CLUSTER_KEY_PREVIOUS"] == previous
+        assert "accept the cluster key of Secret baton-cluster-key as well" in helm("get", "notes", "baton")
+        upgrade(helm, **theirs)
+        previous = {"name": "mine", "key": "k-previous", "optional": True}
+        assert env_of(helm, "baton-decode")["BATON_CLUSTER_KEY_PREVIOUS"] == previous
+        assert "as well" not in helm("get", "notes", "baton")
+
+    def test_one_that_is_named_stays(self, helm: Helm) -> None:
+        keys: Object = {"clusterKey": {"existingSecret": "mine", "previousSecret": "old"}}
+        for step in (install, upgrade, upgrade):
+            step(helm, **keys)
+            previous = {"name": "old", "key": "cluster-key", "optional": True}
+            assert env_of(helm, "baton-decode")["BATON_CLUSTER_KEY_PREVIOUS"] == previous
+
+
+def env_of(helm: Helm, deployment: str) -> dict[str, Object]:
+    """Its variables that are of Secrets, and of which."""
+    [container] = helm.plane.of_kind("Deployment")[deployment]["spec"]["template"]["spec"]["containers"]
+    sources = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in container["env"]}
+    return {name: source for name, source in sources.items() if source}
+
+
 class TestNames:
     def test_what_pods_are_known_by_cannot_change(self, helm: Helm) -> None:
         install(helm, fullnameOverride="ring")

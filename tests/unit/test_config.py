@@ -210,12 +210,27 @@ def test_a_router_refuses_by_name(option: str, given: str, value: Any) -> None:
     assert refusal.value.option == option
 
 
-HUSH = "hush, a key of tests"
+HUSH, HUSH_BEFORE = "hush, a key of tests", "hush, the key of tests before"
+BOTH_KEYS: dict[str, Any] = {"cluster_key": HUSH, "cluster_key_previous": HUSH_BEFORE}
 
 
-def test_the_cluster_key_is_in_no_repr() -> None:
-    assert HUSH not in repr(WorkerConfig(role="both", cluster_key=HUSH))
-    assert HUSH not in repr(RouterConfig(workers=("a:1",), cluster_key=HUSH))
+def test_the_cluster_keys_are_in_no_repr() -> None:
+    for config in (WorkerConfig(role="both", **BOTH_KEYS), RouterConfig(workers=("a:1",), **BOTH_KEYS)):
+        assert HUSH not in repr(config) and HUSH_BEFORE not in repr(config)
+        assert HUSH not in repr(config.cluster_keys) and HUSH_BEFORE not in repr(config.cluster_keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"cluster_key": HUSH, "cluster_key_previous": "fifteen bytes.."}, "must have at least 16 bytes"),
+        ({"cluster_key_previous": HUSH_BEFORE}, "needs a --cluster-key, which replaces it"),
+    ],
+)
+def test_a_key_before_that_cannot_be(keys: dict[str, Any], says: str) -> None:
+    for make in (lambda: WorkerConfig(role="both", **keys), lambda: RouterConfig(**ROUTER, **keys)):
+        with pytest.raises(ConfigError, match=f"--cluster-key-previous: {says}"):
+            make()
 
 
 ROUTER: dict[str, Any] = {"workers": ("127.0.0.1:1", "[::1]:1", "localhost:1")}
@@ -299,9 +314,10 @@ def test_worker_options_survive_the_command_line(
 ) -> None:
     # Every field differs from its default, so that a field without an option is noticed.
     monkeypatch.setenv("BATON_CLUSTER_KEY", HUSH)
+    monkeypatch.setenv("BATON_CLUSTER_KEY_PREVIOUS", HUSH_BEFORE)
     config = WorkerConfig(
         role="prefill",
-        cluster_key=HUSH,
+        **BOTH_KEYS,
         model="some/model",
         served_model_name="name",
         dtype="bfloat16",
@@ -351,13 +367,11 @@ def test_worker_options_survive_the_command_line(
     split = {"tensor_parallel_size", "pipeline_parallel_size", "nodes"}
     assert same == {"num_blocks", "host_kv_memory", "kv_convert"} | split
     assert parsed(monkeypatch, ["prefill", *ring.arguments(config)]) == config
-    other = WorkerConfig(
-        role="decode", num_blocks=9, host_kv_memory=1 << 20, kv_convert="allow", cluster_key=HUSH
-    )
+    other = WorkerConfig(role="decode", num_blocks=9, host_kv_memory=1 << 20, kv_convert="allow", **BOTH_KEYS)
     assert parsed(monkeypatch, ["decode", *ring.arguments(other)]) == other
-    ranks = WorkerConfig(role="both", tensor_parallel_size=4, pipeline_parallel_size=2, cluster_key=HUSH)
+    ranks = WorkerConfig(role="both", tensor_parallel_size=4, pipeline_parallel_size=2, **BOTH_KEYS)
     assert parsed(monkeypatch, ["both", *ring.arguments(ranks)]) == ranks
-    nodes = WorkerConfig(role="both", tensor_parallel_size=4, nodes=2, cluster_key=HUSH)
+    nodes = WorkerConfig(role="both", tensor_parallel_size=4, nodes=2, **BOTH_KEYS)
     assert parsed(monkeypatch, ["both", *ring.arguments(nodes)]) == nodes
 
 
@@ -365,6 +379,7 @@ def test_router_options_survive_the_command_line(
     monkeypatch: pytest.MonkeyPatch, files: tuple[str, str, str]
 ) -> None:
     monkeypatch.setenv("BATON_CLUSTER_KEY", HUSH)
+    monkeypatch.setenv("BATON_CLUSTER_KEY_PREVIOUS", HUSH_BEFORE)
     config = RouterConfig(
         workers=("a:1", "[::1]:2"),
         discovery_max_staleness=7.0,
@@ -385,7 +400,7 @@ def test_router_options_survive_the_command_line(
         allow_credentials=True,
         allowed_methods=("GET",),
         allowed_headers=("x-a", "x-b"),
-        cluster_key=HUSH,
+        **BOTH_KEYS,
         max_body_bytes=2048,
         max_n=2,
         max_stop_strings=0,
@@ -431,9 +446,9 @@ def test_router_options_survive_the_command_line(
         kubernetes_port="p",
         kubeconfig="/k",
         kubernetes_context="c",
-        cluster_key=HUSH,
+        **BOTH_KEYS,
     )
-    several = RouterConfig(models="/m.yaml", cluster_key=HUSH)
+    several = RouterConfig(models="/m.yaml", **BOTH_KEYS)
     same = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default]
     assert all(
         getattr(other, name) != getattr(config, name)

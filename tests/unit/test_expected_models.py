@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 
 from baton import hub
+from baton.greeting.cluster_key import ClusterKeys
 from baton.router.dispatch.ring import WorkerRing
 from baton.router.fleet import worker_client as workers
 from baton.router.fleet.expected import ExpectedModel, WorkerRefusedError, check_worker
@@ -180,7 +181,7 @@ async def ring_before(worker: Greeting) -> AsyncIterator[WorkerRing]:
     pb_grpc.add_WorkerServicer_to_server(worker, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    ring = WorkerRing([address], "demo", KEY, expected=OURS)
+    ring = WorkerRing([address], "demo", ClusterKeys(KEY), expected=OURS)
     ring.start()
     try:
         yield ring
@@ -218,7 +219,7 @@ async def test_one_that_is_away_is_not_refused_any_more(monkeypatch: pytest.Monk
     pb_grpc.add_WorkerServicer_to_server(Greeting(hello(tokenizer="f" * 16)), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    ring = WorkerRing([address], "demo", KEY, expected=OURS)
+    ring = WorkerRing([address], "demo", ClusterKeys(KEY), expected=OURS)
     ring.start()
     [client] = ring.fleet.workers
     await until(lambda: client.refused)

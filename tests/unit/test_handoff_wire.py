@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from baton.core.logprobs import Logprobs, TokenDetails
+from baton.greeting.cluster_key import ClusterKeys
 from baton.handoff import wire
 from baton.handoff.identity import (
     Mismatch,
@@ -130,7 +131,7 @@ class TestHandles:
     HANDLE = sign_handle(KEY, NAME, "decode", 100)
 
     def test_the_signed_one_is_valid(self) -> None:
-        assert handle_is_valid(self.HANDLE, self.KEY, NAME, "decode", 100)
+        assert handle_is_valid(self.HANDLE, ClusterKeys(self.KEY), NAME, "decode", 100)
 
     @pytest.mark.parametrize(
         ("key", "name", "decode", "num_tokens"),
@@ -144,11 +145,15 @@ class TestHandles:
         ids=["key", "attempt", "request", "incarnation", "length"],
     )
     def test_it_is_valid_for_nothing_else(self, key: bytes, name: Name, decode: str, num_tokens: int) -> None:
-        assert not handle_is_valid(self.HANDLE, key, name, decode, num_tokens)
+        assert not handle_is_valid(self.HANDLE, ClusterKeys(key), name, decode, num_tokens)
 
     @pytest.mark.parametrize("handle", [b"", bytes(32), HANDLE[:-1], HANDLE + b"\0"], ids=len)
     def test_a_forged_one_is_not_valid(self, handle: bytes) -> None:
-        assert not handle_is_valid(handle, self.KEY, NAME, "decode", 100)
+        assert not handle_is_valid(handle, ClusterKeys(self.KEY), NAME, "decode", 100)
+
+    def test_it_is_valid_by_the_key_before_as_well(self) -> None:
+        assert handle_is_valid(self.HANDLE, ClusterKeys(b"newer", self.KEY), NAME, "decode", 100)
+        assert not handle_is_valid(self.HANDLE, ClusterKeys(b"newer"), NAME, "decode", 100)
 
 
 def test_tokens_digest_is_of_the_ids_as_words() -> None:

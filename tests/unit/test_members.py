@@ -12,6 +12,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.proofs import MalformedGreetingError
 from baton.handoff.identity import compatibility_digest
 from baton.net.heartbeat import TICK_S
@@ -187,7 +188,7 @@ async def test_a_role_of_another_release_is_no_worker_and_hurts_no_other() -> No
     pb_grpc.add_WorkerServicer_to_server(Newer(), server)
     newer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    ring = WorkerRing([newer], "fake", KEY)
+    ring = WorkerRing([newer], "fake", ClusterKeys(KEY))
     ring.start()
     await asyncio.sleep(0.3)
     assert not ring.ready and not any(worker.ready for worker in ring.fleet.workers)
@@ -196,7 +197,7 @@ async def test_a_role_of_another_release_is_no_worker_and_hurts_no_other() -> No
 
 
 async def test_a_pod_at_the_address_of_another_is_another_worker() -> None:
-    ring = WorkerRing(["10.0.0.1:9"], "fake", b"")
+    ring = WorkerRing(["10.0.0.1:9"], "fake", ClusterKeys(b""))
     [before] = ring.fleet.workers
     [endpoint] = ring.fleet.discovery.known
     ring.fleet.members.set([endpoint])
@@ -210,7 +211,7 @@ async def test_a_pod_at_the_address_of_another_is_another_worker() -> None:
 
 def fleet(count: int) -> WorkerRing:
     """Prefill and decode workers in turns."""
-    ring = WorkerRing([f"10.0.0.{number}:9" for number in range(count)], "fake", b"key")
+    ring = WorkerRing([f"10.0.0.{number}:9" for number in range(count)], "fake", ClusterKeys(b"key"))
     for number, worker in enumerate(ring.fleet.workers):
         role = pb.ROLE_DECODE if number % 2 else pb.ROLE_PREFILL
         worker.hello = pb.WorkerHello(role=role, handoff_address=worker.address, max_model_len=64)

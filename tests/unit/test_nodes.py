@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton import __version__, hub
+from baton.greeting.cluster_key import ClusterKeys
 from baton.nodes import handshake
 from baton.nodes.config import NodeConfig
 from baton.nodes.handshake import HandshakeError, WrongKeyError
@@ -57,6 +58,7 @@ from baton.worker.config import WorkerConfig
 from tests.support.ipv6 import needs_ipv6
 
 KEY = b"the key"
+KEYS = ClusterKeys(KEY)
 REVISION = "0123456789abcdef"
 
 
@@ -136,16 +138,32 @@ def meeting(joins: Callable[[], None], admits: Callable[[], None]) -> tuple[obje
 class TestHandshake:
     def test_of_one_key(self) -> None:
         with connection() as (joining, leading):
-            ends = meeting(lambda: handshake.join(joining, KEY), lambda: handshake.admit(leading, KEY))
+            ends = meeting(lambda: handshake.join(joining, KEYS), lambda: handshake.admit(leading, KEYS))
+        assert ends == (None, None)
+
+    @pytest.mark.parametrize(
+        ("joins", "leads"),
+        [
+            (ClusterKeys(b"new", KEY), KEYS),
+            (KEYS, ClusterKeys(b"new", KEY)),
+            (ClusterKeys(b"new", KEY), ClusterKeys(b"new")),
+            (ClusterKeys(b"newer", b"new"), ClusterKeys(b"new", KEY)),
+        ],
+    )
+    def test_of_two_generations_with_one_key_in_common(self, joins: ClusterKeys, leads: ClusterKeys) -> None:
+        with connection() as (joining, leading):
+            ends = meeting(lambda: handshake.join(joining, joins), lambda: handshake.admit(leading, leads))
         assert ends == (None, None)
 
     def test_a_leader_with_another_key_is_found_out_first(self) -> None:
         def join(sock: socket.socket) -> None:
             with sock:
-                handshake.join(sock, KEY)
+                handshake.join(sock, KEYS)
 
         with connection() as (joining, leading):
-            mine, its = meeting(lambda: join(joining), lambda: handshake.admit(leading, b"another"))
+            mine, its = meeting(
+                lambda: join(joining), lambda: handshake.admit(leading, ClusterKeys(b"another"))
+            )
         assert isinstance(mine, WrongKeyError)
         assert "another cluster key" in str(mine)
         assert isinstance(its, HandshakeError)
@@ -159,7 +177,7 @@ class TestHandshake:
                 joining.recv(64, socket.MSG_WAITALL)
                 joining.sendall(bytes(32))
 
-            _, its = meeting(stranger, lambda: handshake.admit(leading, KEY))
+            _, its = meeting(stranger, lambda: handshake.admit(leading, KEYS))
         assert isinstance(its, WrongKeyError)
 
     def test_a_leaders_proof_cannot_be_sent_back(self) -> None:
@@ -171,14 +189,14 @@ class TestHandshake:
                 answer = joining.recv(64, socket.MSG_WAITALL)
                 joining.sendall(answer[32:])
 
-            _, its = meeting(mirror, lambda: handshake.admit(leading, KEY))
+            _, its = meeting(mirror, lambda: handshake.admit(leading, KEYS))
         assert isinstance(its, WrongKeyError)
 
     def test_what_is_no_node(self) -> None:
         with connection() as (joining, leading):
             joining.sendall(b"GET / HTTP/1.1\r\nHost: here\r\nAccept: everything\r\n\r\n")
             with pytest.raises(HandshakeError, match="not how a node begins"):
-                handshake.admit(leading, KEY)
+                handshake.admit(leading, KEYS)
 
 
 @dataclass
@@ -198,7 +216,7 @@ class Peer:
             except ConnectionRefusedError:
                 time.sleep(0.01)
             else:
-                handshake.join(sock, KEY)
+                handshake.join(sock, KEYS)
                 return sock
         raise RuntimeError("nobody listens")
 
@@ -281,7 +299,7 @@ def gather() -> Iterator[Gather]:
                     host=host,
                     advertised=host,
                     port=port,
-                    cluster_key=KEY,
+                    keys=KEYS,
                     timeout_s=timeout_s,
                     silence_s=silence_s,
                 )
@@ -420,7 +438,7 @@ class TestGathering:
                     host="127.0.0.1",
                     advertised="127.0.0.1",
                     port=taken.getsockname()[1],
-                    cluster_key=KEY,
+                    keys=KEYS,
                     timeout_s=1,
                 )
             )
@@ -591,9 +609,14 @@ class TestNode:
 
     def test_told_to_end_it_waits_for_the_leader(self, port: int) -> None:
         left = threading.Event()
+        health = Health()
         self.gathering.leader.call_on_leaving(lambda node: left.set())
 
         def stop() -> None:
+            self.gathering.leader.say_serving()
+            until = time.monotonic() + 5
+            while not health.ready and time.monotonic() < until:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGTERM)
             assert left.wait(5)
             assert a_rank_here().is_running(), "the leader may drain first"
@@ -601,7 +624,7 @@ class TestNode:
             self.gathering.leader.say_end("")
 
         thread = self.then(stop)
-        assert Lives(port, Health()).run() == 0
+        assert Lives(port, health).run() == 0
         thread.join()
         assert left.is_set()
 

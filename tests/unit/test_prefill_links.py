@@ -14,6 +14,7 @@ from typing import cast
 import grpc
 import pytest
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.proofs import Called
 from baton.handoff.messages import LinkId
 from baton.handoff.wiring import Wiring
@@ -333,7 +334,7 @@ async def test_a_worker_started_where_one_died_is_called_at_once() -> None:
     the channels of a process share them."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    wiring = cast(Wiring, SimpleNamespace(dialer=Dialer(), cluster_key=b"key"))
+    wiring = cast(Wiring, SimpleNamespace(dialer=Dialer(), keys=ClusterKeys(b"key")))
 
     async def call_until_there() -> float:
         while True:
@@ -367,7 +368,7 @@ class Refusing(pb_grpc.HandoffServicer):
     async def Link(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.PrefillMessage], context: object
     ) -> AsyncIterator[pb.DecodeMessage]:
-        called = Called(b"key", "prefill", "decode", (await anext(request_iterator)).greeting)
+        called = Called(ClusterKeys(b"key"), "prefill", "decode", (await anext(request_iterator)).greeting)
         yield pb.DecodeMessage(challenge=called.challenge)
         yield pb.DecodeMessage(refuse=pb.LinkRefuse(reason="not today"))
 

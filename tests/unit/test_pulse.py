@@ -180,7 +180,7 @@ class Told(Beats):
     """Beats that only count."""
 
     def __init__(self) -> None:
-        super().__init__("r", KEY, Dialer())
+        super().__init__("r", Dialer())
         self.at: list[float] = []
         self.now = 0.0
         self.rests = 0
@@ -407,13 +407,13 @@ async def test_a_worker_hears_of_a_router_that_says_nothing_until_the_watch_give
     worker = LocalWorker("both", tempo=QUICK, tls=authority.files("worker") if authority else None)
     await worker.start()
     dialer = Dialer(authority.files("router") if authority else None)
-    beats = Beats("r", KEY, dialer.another())
+    beats = Beats("r", dialer.another())
     nonce = new_nonce()
     async with dialer.channel(worker.address, ()) as channel:
         call = pb_grpc.WorkerStub(channel).Connect(None)
         await greet_worker(call, KEY, "r", nonce)
         await until(lambda: worker.routers.connected("r"))
-        with beats.to(worker.address, worker.incarnation, nonce), watched(beats, max_s=3.0):
+        with beats.to(worker.address, worker.incarnation, nonce, KEY), watched(beats, max_s=3.0):
             assert 3.0 < await gone_after(lambda: not worker.routers.connected("r"), 10) < 6.0
         call.cancel()
     await worker.stop()
@@ -430,16 +430,16 @@ async def test_workers_that_hang_keep_no_other_from_hearing() -> None:
     """Many more of them than there are threads."""
     worker = LocalWorker("both", tempo=Tempo(busy_silence_s=2.0, idle_silence_s=2.0))
     await worker.start()
-    beats = Beats("r", KEY, Dialer())
+    beats = Beats("r", Dialer())
     caller = Caller(worker)
     with socket.create_server(("127.0.0.1", 0), backlog=200) as hanging, ExitStack() as lines:
         address = f"127.0.0.1:{hanging.getsockname()[1]}"
         for number in range(120):
-            lines.enter_context(beats.to(address, str(number), NONCE))
+            lines.enter_context(beats.to(address, str(number), NONCE, KEY))
         with watched(beats, max_s=30.0):
             await asyncio.sleep(0.5 + 120 * ANSWER_S / CALLERS)  # for each of them to be tried
             await caller.connect()
-            lines.enter_context(beats.to(worker.address, worker.incarnation, NONCE))
+            lines.enter_context(beats.to(worker.address, worker.incarnation, NONCE, KEY))
             await asyncio.sleep(4.0)
     heard = worker.registry.get_sample_value("baton_router_beats_total", {"result": "heard"})
     assert heard is not None and heard >= 5

@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.core.priority import NO_PRIORITY
 from baton.core.role import Role
 from baton.core.sampling_params import ResolvedSampling
+from baton.greeting.cluster_key import ClusterKeys
 from baton.router.dispatch.retries import Retries, RetryPolicy
 from baton.router.dispatch.ring import WorkerRing
 from baton.router.dispatch.suspects import RetryState
@@ -408,7 +409,7 @@ async def pretended(
     *roles: Role, policy: RetryPolicy = AT_ONCE
 ) -> AsyncIterator[tuple[WorkerRing, list[PretendWorker]]]:
     """A ring before workers that do nothing by themselves."""
-    ring = WorkerRing([], "pretended", b"key", retries=Retries(policy), placement=SPLIT)
+    ring = WorkerRing([], "pretended", ClusterKeys(b"key"), retries=Retries(policy), placement=SPLIT)
     workers = [
         PretendWorker(at, role, lambda name: ring._answers[name].entry.output_ids)
         for at, role in enumerate(roles)

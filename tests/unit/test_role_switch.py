@@ -16,6 +16,7 @@ from baton.core.role import ROLES, Role
 from baton.core.role_proto import role_from_proto, role_to_proto
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sequence import Sequence as EngineSequence
+from baton.greeting.cluster_key import ClusterKeys
 from baton.handoff.identity import sign_switch
 from baton.planner.switch_role import Switched, SwitchError, switch_role
 from baton.router.dispatch.retries import RetryPolicy
@@ -53,7 +54,7 @@ def test_every_role_of_the_contract_has_a_name() -> None:
 
 
 async def switched(worker: LocalWorker, role: Role, timeout_s: float = 0.0) -> Switched:
-    return await switch_role(worker.address, role, KEY, timeout_s=timeout_s)
+    return await switch_role(worker.address, role, ClusterKeys(KEY), timeout_s=timeout_s)
 
 
 def roles(ring: WorkerRing) -> dict[str, str]:
@@ -105,19 +106,19 @@ HERE = RoleIncarnation("prefill", "here")
 )
 def test_what_is_refused(request_: pb.SwitchRoleRequest, status: grpc.StatusCode, says: str) -> None:
     with pytest.raises(SwitchRefusedError, match=says) as refused:
-        role_asked_for(request_, HERE, KEY)
+        role_asked_for(request_, HERE, ClusterKeys(KEY))
     assert refused.value.status is status
 
 
 def test_a_proof_is_for_one_role_of_one_incarnation() -> None:
     given_away = asked(HERE, "decode")
-    assert role_asked_for(given_away, HERE, KEY) == "decode"
+    assert role_asked_for(given_away, HERE, ClusterKeys(KEY)) == "decode"
     for change in (pb.SwitchRoleRequest(role=pb.ROLE_BOTH), pb.SwitchRoleRequest(incarnation="other")):
         forged = pb.SwitchRoleRequest()
         forged.CopyFrom(given_away)
         forged.MergeFrom(change)
         with pytest.raises(SwitchRefusedError) as refused:
-            role_asked_for(forged, HERE, KEY)
+            role_asked_for(forged, HERE, ClusterKeys(KEY))
         assert refused.value.status is grpc.StatusCode.PERMISSION_DENIED
 
 

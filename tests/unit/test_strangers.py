@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.core.sampling_params import ResolvedSampling
 from baton.greeting import bounds, entrance
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.proofs import Called, Caller, Kind
 from baton.handoff.decode import DecodeHandoffs
 from baton.handoff.messages import LinkId
@@ -34,7 +35,7 @@ from baton.v1.parts_pb2 import MessagePart
 from baton.worker import routers, server, service
 from baton.worker.server import max_message
 from tests.support.greetings import LinkCall, RouterCall, greet_decode, greet_worker
-from tests.support.local_worker import KEY, LocalWorker, answer, local_ring, until
+from tests.support.local_worker import KEY, KEYS, LocalWorker, answer, local_ring, until
 
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
 PARAMS = ResolvedSampling(max_tokens=5, temperature=0.0, ignore_eos=True)
@@ -118,7 +119,7 @@ def _refusal(
 
 
 def greeting(port: Port, key: bytes = OTHER_KEY, name: str = "stranger") -> tuple[Caller, Message]:
-    caller = Caller(key, port.kind, name)
+    caller = Caller(ClusterKeys(key), port.kind, name)
     return caller, port.sends(greeting=caller.greeting)
 
 
@@ -146,7 +147,9 @@ async def test_another_key_is_refused_by_name(
     caller, greeted = greeting(port)
 
     def prove(challenge: Challenge) -> Message:
-        theirs = Called(OTHER_KEY, port.kind, challenge.incarnation, caller.greeting, challenge.nonce)
+        theirs = Called(
+            ClusterKeys(OTHER_KEY), port.kind, challenge.incarnation, caller.greeting, challenge.nonce
+        )
         return port.sends(proof=caller.prove(theirs.challenge))
 
     code, details = await refusal(port, worker.address, greeted, port.wanted, challenged=prove)
@@ -178,8 +181,10 @@ async def test_replay_reflection_and_proofs_for_others(worker: LocalWorker, port
 
     def proof_of(kind: Kind, name: str, incarnation: str) -> Callable[[Challenge], Message]:
         def make(challenge: Challenge) -> Message:
-            author = Caller(KEY, kind, name, caller.greeting.nonce)
-            theirs = Called(KEY, kind, incarnation or challenge.incarnation, author.greeting, challenge.nonce)
+            author = Caller(ClusterKeys(KEY), kind, name, caller.greeting.nonce)
+            theirs = Called(
+                ClusterKeys(KEY), kind, incarnation or challenge.incarnation, author.greeting, challenge.nonce
+            )
             return port.sends(proof=author.prove(theirs.challenge))
 
         return make
@@ -444,12 +449,12 @@ async def test_peers_that_cannot_be_are_left_out(
 async def test_a_worker_with_another_key_is_no_worker_and_the_router_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    other, ours = LocalWorker("both", cluster_key=OTHER_KEY), LocalWorker("both")
+    other, ours = LocalWorker("both", keys=ClusterKeys(OTHER_KEY)), LocalWorker("both")
     await other.start()
     try:
         async with local_ring([ours], policy=RetryPolicy(max_attempts=1)) as ring:
             caplog.set_level(logging.WARNING)
-            stranger = WorkerClient(other.address, "r", ring, cluster_key=KEY)
+            stranger = WorkerClient(other.address, "r", ring, keys=ClusterKeys(KEY))
             calling = asyncio.create_task(stranger.run())
             await asyncio.sleep(1.0)
             assert not stranger.ready and not other.routers._streams
@@ -467,10 +472,42 @@ async def test_a_worker_with_another_key_is_no_worker_and_the_router_says_so_onc
         await other.stop()
 
 
+NEW = ClusterKeys(b"the key that comes after", KEY)
+
+
+@pytest.mark.parametrize("router", [KEYS, NEW], ids=["old router", "new router"])
+@pytest.mark.parametrize("prefill", [KEYS, NEW], ids=["old prefill", "new prefill"])
+@pytest.mark.parametrize("decode", [KEYS, NEW], ids=["old decode", "new decode"])
+async def test_two_generations_serve_together_while_the_key_is_replaced(
+    router: ClusterKeys, prefill: ClusterKeys, decode: ClusterKeys
+) -> None:
+    """Greetings, handles, the link, heartbeats, a change of role. The old generation knows one key only."""
+    workers = LocalWorker("prefill", keys=prefill), LocalWorker("decode", keys=decode)
+    async with local_ring(workers, policy=RetryPolicy(max_attempts=1), keys=router) as ring:
+        assert len(await answer(ring, "r", PROMPT, 5)) == 5
+        assert workers[1].decode.counters.committed == 1
+        await asyncio.to_thread(ring.beats.send)
+        await until(lambda: all(beats_heard(worker) == 1 for worker in workers))
+        ring.beats.rest()
+        await switch_role(workers[0].address, "both", router)
+
+
+def beats_heard(worker: LocalWorker) -> float | None:
+    return worker.registry.get_sample_value("baton_router_beats_total", {"result": "heard"})
+
+
+async def test_the_key_before_is_worth_nothing_once_it_is_left_out() -> None:
+    worker = LocalWorker("both", keys=ClusterKeys(NEW.current))
+    await worker.start()
+    with pytest.raises(SwitchError, match="another cluster key"):
+        await switch_role(worker.address, "decode", KEYS)
+    await worker.stop()
+
+
 async def test_prefill_sends_nothing_to_a_decode_worker_with_another_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prefill, decode = LocalWorker("prefill"), LocalWorker("decode", cluster_key=OTHER_KEY)
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode", keys=ClusterKeys(OTHER_KEY))
     async with local_ring([prefill, LocalWorker("decode")]) as ring:
         await decode.start()
         try:
@@ -511,7 +548,7 @@ async def test_releases_before_there_were_greetings_are_refused_by_name() -> Non
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     with pytest.raises(SwitchError, match="no challenge: is it of an older release"):
-        await switch_role(address, "decode", KEY)
+        await switch_role(address, "decode", ClusterKeys(KEY))
     await server.stop(None)
 
 
@@ -519,18 +556,18 @@ async def test_asking_who_is_here_makes_no_router_and_no_noise(
     worker: LocalWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(SwitchError, match="another cluster key"):
-        await switch_role(worker.address, "decode", OTHER_KEY)
-    await switch_role(worker.address, "both", KEY)
+        await switch_role(worker.address, "decode", ClusterKeys(OTHER_KEY))
+    await switch_role(worker.address, "both", ClusterKeys(KEY))
     await until(lambda: not worker.service._entrance.unproved)
     assert not worker.routers._streams and "refused" not in caplog.text
     assert worker.service.stats().refused_callers["router"] == {}
 
 
 async def test_without_a_key_roles_stay() -> None:
-    worker = LocalWorker("decode", cluster_key=b"")
+    worker = LocalWorker("decode", keys=ClusterKeys())
     await worker.start()
     with pytest.raises(SwitchError, match="this worker has no cluster key") as refused:
-        await switch_role(worker.address, "prefill", b"")
+        await switch_role(worker.address, "prefill", ClusterKeys())
     assert refused.value.status is S.PERMISSION_DENIED
     await worker.stop()
 

@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.process.options import ConfigError
 from baton.roles.prefill_links import DecodeLinks
 from baton.roles.prefill_peers import Peer
@@ -169,7 +170,7 @@ async def test_where_going_on_is_worse_the_task_ends_with_what_it_is_given(watch
 
 
 async def test_the_ring_s_timers_go_on(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    ring = WorkerRing([], "fake", b"key", tasks=watched.tasks)
+    ring = WorkerRing([], "fake", ClusterKeys(b"key"), tasks=watched.tasks)
     failing = Failing()
     monkeypatch.setattr(ring, "_tick", failing)
     ring.start()
@@ -179,7 +180,7 @@ async def test_the_ring_s_timers_go_on(watched: Watched, monkeypatch: pytest.Mon
 
 
 async def test_discovery_goes_on(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    ring = WorkerRing([], "fake", b"key", tasks=watched.tasks)
+    ring = WorkerRing([], "fake", ClusterKeys(b"key"), tasks=watched.tasks)
     failing = Failing(2, lambda *_: asyncio.Event().wait())
     monkeypatch.setattr(ring.fleet.discovery, "run", failing)
     ring.start()

@@ -95,7 +95,9 @@ def test_the_command_is_where_its_entry_point_says(wheel: Path) -> None:
             "[console_scripts]",
             "baton",
             "=",
-            "baton.cli.main:app",
+            "baton.__main__:main",
         ]
-    [command] = [each for each in entry_points(group="console_scripts") if each.value == "baton.cli.main:app"]
+    [command] = [
+        each for each in entry_points(group="console_scripts") if each.value == "baton.__main__:main"
+    ]
     assert callable(command.load())

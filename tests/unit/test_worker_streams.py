@@ -19,6 +19,7 @@ from baton.core.role import Role
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import Sequence
+from baton.greeting.cluster_key import ClusterKeys
 from baton.handoff.decode import RETIRE_AFTER_S
 from baton.handoff.messages import AbortReason, First
 from baton.net.heartbeat import Tempo
@@ -471,7 +472,7 @@ async def test_a_silent_worker_is_given_up_and_dialled_again(busy: bool) -> None
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     tempo = BUSY if busy else IDLE
-    ring = WorkerRing([address], "fake", KEY, tempo, Retries(RetryPolicy(max_attempts=1)))
+    ring = WorkerRing([address], "fake", ClusterKeys(KEY), tempo, Retries(RetryPolicy(max_attempts=1)))
     ring.start()
     await until(lambda: ring.ready)
     began = time.monotonic()

@@ -82,7 +82,8 @@ annotations:
 {{- end }}
 
 {{- define "baton.plainAccount" -}}
-{{- if .Values.serviceAccount.create }}{{ include "baton.fullname" . }}-plain{{ else }}default{{ end }}
+{{- if .Values.serviceAccount.create }}{{ include "baton.fullname" . }}-plain
+{{- else }}{{ default "default" .Values.serviceAccount.name }}{{ end }}
 {{- end }}
 
 {{- define "baton.plannerAccount" -}}
@@ -99,9 +100,49 @@ annotations:
 {{- default (printf "%s-cluster-key" (include "baton.fullname" .)) .Values.clusterKey.existingSecret }}
 {{- end }}
 
+{{/* The Secret, and the key in it, of the cluster key before this one, as JSON. Unless one is named, it is the one that running
+routers have, if that is another: pods of both run until they are all replaced. Otherwise the Secret itself may have it. */}}
+{{- define "baton.previousKey" -}}
+{{- $current := include "baton.clusterKeySecret" . }}
+{{- $found := dict "name" $current "key" (printf "%s-previous" .Values.clusterKey.key) }}
+{{- if .Values.clusterKey.previousSecret }}
+{{- $found = dict "name" .Values.clusterKey.previousSecret "key" .Values.clusterKey.key }}
+{{- else }}
+{{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (printf "%s-router" (include "baton.fullname" .)) | default (dict) }}
+{{- range dig "spec" "template" "spec" "containers" (list) $live }}
+{{- range .env }}
+{{- $running := dig "valueFrom" "secretKeyRef" (dict) . }}
+{{- if and (eq .name "BATON_CLUSTER_KEY") $running.name (ne $running.name $current) }}
+{{- $found = dict "name" $running.name "key" $running.key }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toJson $found }}
+{{- end }}
+
 {{/* Annotations of what is drawn once: Helm keeps it where it is no longer rendered, as what runs still asks for it. */}}
 {{- define "baton.keptAnnotations" -}}
 {"helm.sh/resource-policy": "keep"}
+{{- end }}
+
+{{/* (root, kind, name): an object that Helm keeps for this release, as JSON; {} if there is none. It goes on being rendered
+where values no longer ask for it: `helm rollback` adopts nothing, and would fail at a revision that has it. */}}
+{{- define "baton.kept" -}}
+{{- $live := lookup "v1" .kind .root.Release.Namespace .name | default (dict) }}
+{{- $annotations := dig "metadata" "annotations" (dict) $live | default (dict) }}
+{{- $ours := eq (get $annotations "meta.helm.sh/release-name") .root.Release.Name }}
+{{- if and $ours (eq (get $annotations "helm.sh/resource-policy") "keep") }}{{ toJson $live }}{{ else }}{}{{ end }}
+{{- end }}
+
+{{/* (root, name, key, length, kept): the data of a Secret of the chart's own. What is kept stays as it is. Otherwise the key
+is drawn once, and then the same from one release to the next: pods of both must agree while they overlap. */}}
+{{- define "baton.drawn" -}}
+{{- if .kept }}{{ toYaml .kept.data }}
+{{- else }}
+{{- $live := lookup "v1" "Secret" .root.Release.Namespace .name | default (dict) }}
+{{- .key }}: {{ dig "data" .key "" $live | default (randAlphaNum (int .length) | b64enc) }}
+{{- end }}
 {{- end }}
 
 {{/* (root, field, secret): refuse a Secret of the user's that is the chart's own. Helm would delete it, as it is no longer

@@ -59,6 +59,22 @@ annotations:
 {{- end }}
 {{- end }}
 
+{{- define "baton.clusterKeys" -}}
+- name: BATON_CLUSTER_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "baton.clusterKeySecret" . }}
+      key: {{ .Values.clusterKey.key }}
+{{- with include "baton.previousKey" . | fromJson }}
+- name: BATON_CLUSTER_KEY_PREVIOUS
+  valueFrom:
+    secretKeyRef:
+      name: {{ .name }}
+      key: {{ .key }}
+      optional: true
+{{- end }}
+{{- end }}
+
 {{/* The environment of every container of Baton. The root is read-only: caches go where they can be written. */}}
 {{- define "baton.environment" -}}
 - name: POD_IP
@@ -67,11 +83,7 @@ annotations:
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
-- name: BATON_CLUSTER_KEY
-  valueFrom:
-    secretKeyRef:
-      name: {{ include "baton.clusterKeySecret" . }}
-      key: {{ .Values.clusterKey.key }}
+{{ include "baton.clusterKeys" . }}
 - name: HOME
   value: /var/cache/baton
 - name: BATON_CACHE_DIR
@@ -153,7 +165,7 @@ initContainers:
   - name: download
     image: {{ .image }}
     imagePullPolicy: {{ default $root.Values.image.pullPolicy .values.image.pullPolicy }}
-    command: [hf, download]
+    command: [tini, --, hf, download]
     args:
       - {{ $root.Values.model.name | quote }}
       - --revision

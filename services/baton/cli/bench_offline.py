@@ -60,7 +60,17 @@ def run_throughput(worker: WorkerConfig, config: WorkloadConfig, json: Path | No
 
 def _settings(worker: WorkerConfig) -> dict[str, object]:
     """What of a worker's settings the engine has."""
-    apart = {"role", "host", "advertise", "port", "metrics_port", "data_port", "cluster_key", "log_level"}
+    apart = {
+        "role",
+        "host",
+        "advertise",
+        "port",
+        "metrics_port",
+        "data_port",
+        "cluster_key",
+        "cluster_key_previous",
+        "log_level",
+    }
     return {name: value for name, value in asdict(worker).items() if name not in apart}
 
 

@@ -12,6 +12,7 @@ from baton.doctor.examination import Examination, examine
 from baton.doctor.finding import Judgement
 from baton.doctor.machine import Machine
 from baton.doctor.wanted import Wanted
+from baton.process.fields import options_of
 from baton.worker.config import WorkerConfig
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def doctor(
     was asked for). The exit status is 1 if there is a lack.
     """
     role = given.values["role"]
-    worker = WorkerConfig(role=role if role in ROLES else "both", **given.fields(WorkerConfig))
+    examined = [one.field for one in options_of(Wanted)]  # host, ...: where to look, not a worker's own
+    worker = WorkerConfig(role=role if role in ROLES else "both", **given.fields(WorkerConfig, *examined))
     return run_doctor(Wanted(worker=worker, **given.fields(Wanted)), as_json=as_json)
 
 

@@ -169,6 +169,7 @@ def node(given: Given, exit_with_parent: arg.ExitWithParent = None) -> int:
         only=(
             *("model", "served_model_name", "max_model_len", "host", "advertise", "port", "metrics_port"),
             *("vllm_metric_names", "data_port", "verify_handoff", "handoff_patience", "cluster_key"),
+            "cluster_key_previous",
             *("block_size", "num_blocks", "kv_cache_memory", "max_num_seqs", "max_num_batched_tokens"),
             *("prefill_chunk", "mixed_prefill_tokens", "prefix_caching", "scheduling_policy"),
             *("priority_aging", "drain_timeout", "log_level"),
@@ -223,13 +224,13 @@ def worker_sim(
 
 @commands.command(rich_help_panel="One service")
 @takes(OptionsOf(RouterConfig))
-def router(given: Given, exit_with_parent: arg.ExitWithParent = None) -> int:
+def router(given: Given, exit_with_parent: arg.ExitWithParent = None) -> None:
     """Start the front door: the HTTP and gRPC APIs, before workers that run elsewhere.
 
     It needs the model only for its tokenizer and chat template, and never loads torch.
     """
     _tie_to(exit_with_parent)
-    return _run_router(RouterConfig(**given.fields(RouterConfig)))
+    _run_router(RouterConfig(**given.fields(RouterConfig)))
 
 
 def _run_worker(config: WorkerConfig) -> NoReturn:
@@ -243,10 +244,11 @@ def _run_worker(config: WorkerConfig) -> NoReturn:
     end_process(run(config, clock))
 
 
-def _run_router(config: RouterConfig) -> int:
+def _run_router(config: RouterConfig) -> NoReturn:
+    from baton.process.ending import end_process
     from baton.router.main import run
 
-    return run(config)
+    end_process(run(config))
 
 
 def _tie_to(parent: int | None) -> None:
@@ -301,7 +303,7 @@ def explain(
 
 
 @commands.command("switch-role", rich_help_panel="Use")
-@takes(OptionsOf(WorkerConfig, only=("cluster_key", *WORKER_TLS)))
+@takes(OptionsOf(WorkerConfig, only=("cluster_key", "cluster_key_previous", *WORKER_TLS)))
 def switch_role(
     given: Given,
     address: Annotated[str, typer.Argument(help="The worker: host:port of its gRPC server.")],
@@ -318,6 +320,7 @@ def switch_role(
     """Have a running worker take another role: it drains, keeps its weights and KV blocks, and serves on."""
     import asyncio
 
+    from baton.greeting.cluster_key import ClusterKeys
     from baton.net.certificates import TlsFiles
     from baton.net.channels import Dialer
     from baton.planner.switch_role import switch_role as switch
@@ -331,7 +334,8 @@ def switch_role(
     cluster_key = known["cluster_key"]
     if not cluster_key:
         raise UserError("--cluster-key: is needed, as workers switch for nobody else (BATON_CLUSTER_KEY)")
-    done = asyncio.run(switch(address, wanted, cluster_key.encode(), timeout_s=timeout, dialer=Dialer(tls)))
+    keys = ClusterKeys(cluster_key.encode(), known.get("cluster_key_previous", "").encode())
+    done = asyncio.run(switch(address, wanted, keys, timeout_s=timeout, dialer=Dialer(tls)))
     print(f"{address}: was {done.was}, is {done.now}, after {done.seconds:.2f} s")
 
 

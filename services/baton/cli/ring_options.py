@@ -24,8 +24,16 @@ WORKERS = OptionsOf(
     WorkerConfig,
     without=(
         *("served_model_name", "host", "advertise", "port", "metrics_port", "data_port", "handoff_patience"),
-        *("cluster_key", *WORKER_TLS, "nodes", "node_port", "join_timeout", "threads", "drain_timeout"),
-        "log_level",
+        *(
+            "cluster_key",
+            "cluster_key_previous",
+            *WORKER_TLS,
+            "nodes",
+            "node_port",
+            "join_timeout",
+            "threads",
+        ),
+        *("drain_timeout", "log_level"),
     ),
     help={"device": arg.DEVICES},
 )

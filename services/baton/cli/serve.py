@@ -32,7 +32,15 @@ TEMPLATE = "chat_template.jinja"
 _ROUTER = OptionsOf(
     RouterConfig,
     without=(
-        *("workers", "model", "served_model_name", "models", "cluster_key", *WORKER_TLS),
+        *(
+            "workers",
+            "model",
+            "served_model_name",
+            "models",
+            "cluster_key",
+            "cluster_key_previous",
+            *WORKER_TLS,
+        ),
         *("discovery", "discovery_max_staleness", "kubernetes_namespace", "kubernetes_selector"),
         *("kubernetes_port", "kubeconfig", "kubernetes_context"),
         *("ssl_ca_certs", "ssl_client_auth", "drain_timeout", "log_level"),

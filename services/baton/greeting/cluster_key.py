@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from baton.process.options import ConfigError
 
@@ -14,6 +15,21 @@ OPEN_WARNING = (
     "router does; " + HOW
 )
 """The warning, formatted with MIN_BYTES, that a service without a key logs once at its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKeys:
+    """The cluster key, and the one before it, which is accepted as well while the key is replaced."""
+
+    current: bytes = field(default=b"", repr=False)
+    """Empty on a machine of its own."""
+    previous: bytes = field(default=b"", repr=False)
+    """Empty: only ``current`` is accepted."""
+
+    @property
+    def accepted(self) -> tuple[bytes, ...]:
+        """The keys that a peer may prove, ``current`` first."""
+        return (self.current, self.previous) if self.previous else (self.current,)
 
 
 def suffices(key: str) -> bool:
@@ -32,6 +48,14 @@ def check_cluster_key(key: str, reached: Iterable[tuple[str, str]]) -> None:
             raise ConfigError(
                 "cluster_key", f"must have at least {MIN_BYTES} bytes with {words}: {HOW}; or use 127.0.0.1"
             )
+
+
+def check_previous_key(current: str, previous: str) -> None:
+    """Raises ConfigError unless ``previous`` is empty, or a key that may be accepted beside ``current``."""
+    if previous and not current:
+        raise ConfigError("cluster_key_previous", "needs a --cluster-key, which replaces it")
+    if previous and not suffices(previous):
+        raise ConfigError("cluster_key_previous", f"must have at least {MIN_BYTES} bytes, or be left out")
 
 
 def is_loopback(host: str) -> bool:

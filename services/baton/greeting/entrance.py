@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import grpc
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.places import NoPlaceError, Places
 from baton.greeting.proofs import GREETING_S, Called, Kind, MalformedGreetingError, WrongProofError
 from baton.v1.greeting_pb2 import Challenge
@@ -50,10 +51,10 @@ class CallerLeftError(CallerRefusedError):
 class Entrance:
     """The callee's side of the greetings of one service of a worker. Event loop's thread only."""
 
-    def __init__(self, cluster_key: bytes, kind: Kind, greeting_s: float = GREETING_S) -> None:
+    def __init__(self, keys: ClusterKeys, kind: Kind, greeting_s: float = GREETING_S) -> None:
         self.refused: Counter[str] = Counter()
         """Callers refused since the start, by the name of their status."""
-        self._cluster_key = cluster_key
+        self._keys = keys
         self._kind = kind
         self._greeting_s = greeting_s
         self._places = Places(MAX_UNPROVED, MAX_UNPROVED_FROM_ONE)
@@ -108,7 +109,7 @@ class Entrance:
         first = await _next(messages)
         if not first.HasField("greeting"):
             raise _unproved(f"the first message must be a Greeting: is the {self._kind} of an older release?")
-        called = Called(self._cluster_key, self._kind, incarnation, first.greeting)
+        called = Called(self._keys, self._kind, incarnation, first.greeting)
         await say(called.challenge)
         second = await _next(messages)
         if not second.HasField("proof"):

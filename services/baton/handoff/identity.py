@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.core.role import Role
+from baton.greeting.cluster_key import ClusterKeys
 from baton.handoff.messages import Name
 from baton.v1 import handoff_pb2 as pb
 
@@ -40,9 +41,10 @@ def sign_handle(cluster_key: bytes, name: Name, decode_incarnation: str, num_tok
 
 
 def handle_is_valid(
-    handle: bytes, cluster_key: bytes, name: Name, decode_incarnation: str, num_tokens: int
+    handle: bytes, keys: ClusterKeys, name: Name, decode_incarnation: str, num_tokens: int
 ) -> bool:
-    return hmac.compare_digest(handle, sign_handle(cluster_key, name, decode_incarnation, num_tokens))
+    signed = (sign_handle(key, name, decode_incarnation, num_tokens) for key in keys.accepted)
+    return any(hmac.compare_digest(handle, each) for each in signed)
 
 
 def sign_switch(cluster_key: bytes, incarnation: str, role: Role) -> bytes:
@@ -51,8 +53,9 @@ def sign_switch(cluster_key: bytes, incarnation: str, role: Role) -> bytes:
     return hmac.new(cluster_key, text.encode(), hashlib.sha256).digest()
 
 
-def switch_is_valid(proof: bytes, cluster_key: bytes, incarnation: str, role: Role) -> bool:
-    return hmac.compare_digest(proof, sign_switch(cluster_key, incarnation, role))
+def switch_is_valid(proof: bytes, keys: ClusterKeys, incarnation: str, role: Role) -> bool:
+    signed = (sign_switch(key, incarnation, role) for key in keys.accepted)
+    return any(hmac.compare_digest(proof, each) for each in signed)
 
 
 def sign_beat(cluster_key: bytes, router_id: str, incarnation: str, nonce: bytes, count: int) -> bytes:
@@ -65,9 +68,10 @@ def sign_beat(cluster_key: bytes, router_id: str, incarnation: str, nonce: bytes
 
 
 def beat_is_valid(
-    proof: bytes, cluster_key: bytes, router_id: str, incarnation: str, nonce: bytes, count: int
+    proof: bytes, keys: ClusterKeys, router_id: str, incarnation: str, nonce: bytes, count: int
 ) -> bool:
-    return hmac.compare_digest(proof, sign_beat(cluster_key, router_id, incarnation, nonce, count))
+    signed = (sign_beat(key, router_id, incarnation, nonce, count) for key in keys.accepted)
+    return any(hmac.compare_digest(proof, each) for each in signed)
 
 
 def compatibility_digest(compatibility: pb.Compatibility) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.names import check_address, check_name, check_words
 from baton.handoff import wire
 from baton.handoff.identity import Mismatch, first_mismatch, with_kv_dtype
@@ -43,7 +44,7 @@ class Wiring:
     """The dialer by which prefill calls decode."""
     tasks: Supervision = field(default_factory=Supervision)
     """The supervision of the tasks that run for as long as the worker."""
-    cluster_key: bytes = field(default=b"", repr=False)
+    keys: ClusterKeys = field(default_factory=ClusterKeys, repr=False)
     """The key that both workers prove to have."""
 
     @property

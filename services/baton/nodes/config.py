@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from baton.greeting.cluster_key import check_cluster_key
+from baton.greeting.cluster_key import ClusterKeys, check_cluster_key, check_previous_key
 from baton.parallel.layout import MAX_NODES
-from baton.process.common_options import NETWORK, PARALLELISM, AdvertisedHost, ClusterKey, Host, LogLevel
+from baton.process.common_options import (
+    NETWORK,
+    PARALLELISM,
+    AdvertisedHost,
+    ClusterKey,
+    ClusterKeyPrevious,
+    Host,
+    LogLevel,
+)
 from baton.process.fields import Option, check_options
 from baton.process.options import ConfigError, check_filled, check_host, check_range, flag, reachable_host
 
@@ -61,6 +69,7 @@ class NodeConfig:
         ),
     ] = -1
     cluster_key: ClusterKey = field(default="", repr=False)
+    cluster_key_previous: ClusterKeyPrevious = field(default="", repr=False)
     log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
@@ -72,6 +81,12 @@ class NodeConfig:
         check_cluster_key(
             self.cluster_key, [(f"{flag(option)} {host}", host) for option, host in hosts if host is not None]
         )
+        check_previous_key(self.cluster_key, self.cluster_key_previous)
+
+    @property
+    def cluster_keys(self) -> ClusterKeys:
+        """The keys by which other services are known."""
+        return ClusterKeys(self.cluster_key.encode(), self.cluster_key_previous.encode())
 
     @property
     def advertised_host(self) -> str:

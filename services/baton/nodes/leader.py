@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton import __version__
+from baton.greeting.cluster_key import ClusterKeys
 from baton.net import sockets
 from baton.nodes.handshake import HANDSHAKE_S, HandshakeError, admit
 from baton.nodes.messages import (
@@ -64,7 +65,7 @@ class NodeTerms:
     host: str
     advertised: str
     port: int
-    cluster_key: bytes = field(repr=False)
+    keys: ClusterKeys = field(repr=False)
     timeout_s: float
     """The time until all nodes have joined, in seconds."""
     log_level: str = "info"
@@ -195,7 +196,7 @@ class Leader:
         try:
             sock.settimeout(HANDSHAKE_S)
             prepare(sock)
-            admit(sock, self._wanted.cluster_key)
+            admit(sock, self._wanted.keys)
             channel = to_node(sock)
             first, _ = channel.receive()
             if isinstance(first, Attach):

@@ -57,8 +57,10 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
 
 
 def run(config: NodeConfig) -> int:
-    """Join, and serve until the leader ends; return the exit status. SIGTERM and SIGINT are passed on to the
-    leader, which drains; a second signal ends this node at once, and with it the worker.
+    """Join, and serve until the leader ends; return the exit status. Once the worker is ready, SIGTERM and
+    SIGINT are passed on to the leader, which drains; a second signal ends this node at once, and with it the
+    worker. Before that the first signal does so, by its default action: there is nothing to drain, and a
+    leader that loads does not listen.
 
     Raises StartError, with one line for a person, when the leader is not there in time, or refuses.
     """
@@ -77,18 +79,15 @@ class Node:
         self._silence_s = silence_s
         self._leader = join_address(config.leader_address, config.node_port)
         self._to_say: queue.SimpleQueue[ToLeader] = queue.SimpleQueue()
-        self._told_to_end = threading.Event()
-        self._joined = False
+        self._told_to_end = False
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> int:
         """Join and serve, as the module's ``run`` does. Call it on the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
         log.info("joining the leader at %s as node %d", self._leader, self._config.node_index)
         until = time.monotonic() + self._config.join_timeout
         pause = _FIRST_PAUSE_S
-        while not self._told_to_end.is_set():
+        while True:
             try:
                 channel, welcome = self._join()
             except WrongKeyError as error:
@@ -98,20 +97,21 @@ class Node:
                     waited = f"{self._config.join_timeout:g} s (--join-timeout)"
                     raise StartError(f"did not join {self._leader} within {waited}: {error}") from error
                 log.debug("did not join %s yet: %s", self._leader, error)
-                self._told_to_end.wait(pause)
+                time.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE_S)
             else:
                 return self._serve(channel, welcome)
-        log.info("told to stop before it joined")
-        return 0
+
+    def _leave_at_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._told_to_end.is_set():
+        if self._told_to_end:
             self._kill()
             os._exit(EXIT_CUT_SHORT)
-        self._told_to_end.set()
-        if self._joined:
-            self._to_say.put(Leaving())
+        self._told_to_end = True
+        self._to_say.put(Leaving())
 
     # --- joining
 
@@ -121,7 +121,7 @@ class Node:
         sock = sockets.dial(config.leader_address, config.node_port, HANDSHAKE_S)
         try:
             prepare(sock)
-            handshake.join(sock, config.cluster_key.encode())
+            handshake.join(sock, config.cluster_keys)
         except BaseException:
             sock.close()
             raise
@@ -153,9 +153,6 @@ class Node:
         logs.configure(welcome.log_level)
         log.info("joined the leader at %s", self._leader)
         channel.sock.settimeout(self._silence_s)
-        self._joined = True
-        if self._told_to_end.is_set():  # the signal came while the node joined
-            self._to_say.put(Leaving())
         threading.Thread(target=self._speak, args=(channel,), name="speak", daemon=True).start()
         threading.Thread(target=self._find, args=(welcome.model,), name="find", daemon=True).start()
         try:
@@ -176,6 +173,7 @@ class Node:
                 self._start(message)
             case Serving():
                 log.info("the worker is ready")
+                self._leave_at_signals()
                 self._health.ready = True
             case Refused(why=why):
                 raise StartError(f"the leader at {self._leader} refuses this node: {why}")

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from baton.greeting.cluster_key import HOW, MIN_BYTES, suffices
+from baton.greeting.cluster_key import HOW, MIN_BYTES, ClusterKeys, check_previous_key, suffices
 from baton.net.certificates import TlsFiles
 from baton.planner.goals import LatencyTargets, PlanBounds, Times
 from baton.process.common_options import (
     ClusterKey,
+    ClusterKeyPrevious,
     Host,
     LogLevel,
     MetricsPort,
@@ -106,6 +107,7 @@ class PlannerConfig:
     kubeconfig: Kubeconfig = None
     kubernetes_context: KubernetesContext = None
     cluster_key: ClusterKey = field(default="", repr=False)
+    cluster_key_previous: ClusterKeyPrevious = field(default="", repr=False)
     worker_tls_certfile: WorkerTlsCertfile = None
     worker_tls_keyfile: WorkerTlsKeyfile = None
     worker_tls_ca_certs: WorkerTlsCaCerts = None
@@ -125,6 +127,12 @@ class PlannerConfig:
                 "cluster_key",
                 f"must have at least {MIN_BYTES} bytes, as workers switch for no other: {HOW}",
             )
+        check_previous_key(self.cluster_key, self.cluster_key_previous)
+
+    @property
+    def cluster_keys(self) -> ClusterKeys:
+        """The keys by which other services are known."""
+        return ClusterKeys(self.cluster_key.encode(), self.cluster_key_previous.encode())
 
     @property
     def targets(self) -> LatencyTargets:

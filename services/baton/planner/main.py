@@ -53,7 +53,7 @@ async def _serve(config: PlannerConfig) -> int:
     scales = Scales(
         connect, namespace, {"prefill": config.prefill_deployment, "decode": config.decode_deployment}
     )
-    workers = Workers(config.cluster_key.encode(), Dialer(config.worker_tls))
+    workers = Workers(config.cluster_keys, Dialer(config.worker_tls))
     async with contextlib.AsyncExitStack() as stack:
         prometheus = await stack.enter_async_context(Prometheus(config.prometheus_url))
         stack.push_async_callback(scales.close)

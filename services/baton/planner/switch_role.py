@@ -9,6 +9,7 @@ import grpc
 
 from baton.core.role import Role
 from baton.core.role_proto import role_from_proto, role_to_proto
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.proofs import GREETING_S, Caller, GreetingError, NoChallengeError
 from baton.handoff.identity import sign_switch
 from baton.net.channels import Dialer
@@ -43,7 +44,7 @@ class Switched:
 
 
 async def switch_role(
-    address: str, role: Role, cluster_key: bytes, *, timeout_s: float = 0.0, dialer: Dialer | None = None
+    address: str, role: Role, keys: ClusterKeys, *, timeout_s: float = 0.0, dialer: Dialer | None = None
 ) -> Switched:
     """Have the worker at ``address`` take ``role``, and return when it has.
 
@@ -57,12 +58,12 @@ async def switch_role(
     try:
         async with (dialer or Dialer()).channel(address, CHANNEL_OPTIONS) as channel:
             stub: pb_grpc.WorkerAsyncStub = pb_grpc.WorkerStub(channel)
-            incarnation = await _incarnation(stub, cluster_key)
+            incarnation, key = await _met(stub, keys)
             request = pb.SwitchRoleRequest(
                 role=role_to_proto(role),
                 incarnation=incarnation,
                 timeout_s=timeout_s,
-                proof=sign_switch(cluster_key, incarnation, role),
+                proof=sign_switch(key, incarnation, role),
             )
             reply = await stub.SwitchRole(request)
     except grpc.aio.AioRpcError as error:
@@ -72,10 +73,10 @@ async def switch_role(
     return Switched(_name(reply.was), _name(reply.now), reply.seconds)
 
 
-async def _incarnation(stub: pb_grpc.WorkerAsyncStub, cluster_key: bytes) -> str:
-    """Return the incarnation of the worker's role, which the worker proves. The greeting stops before the
-    caller counts as a router. Raises GreetingError."""
-    caller = Caller(cluster_key, "router", f"switch-{secrets.token_hex(8)}")
+async def _met(stub: pb_grpc.WorkerAsyncStub, keys: ClusterKeys) -> tuple[str, bytes]:
+    """Return the incarnation of the worker's role, which the worker proves, and the cluster key by which it
+    does. The greeting stops before the caller counts as a router. Raises GreetingError."""
+    caller = Caller(keys, "router", f"switch-{secrets.token_hex(8)}")
     stream = stub.Connect(None, timeout=GREETING_S)
     await stream.write(pb.RouterMessage(greeting=caller.greeting))
     answer = await stream.read()
@@ -83,7 +84,7 @@ async def _incarnation(stub: pb_grpc.WorkerAsyncStub, cluster_key: bytes) -> str
     if not isinstance(answer, pb.WorkerMessage) or not answer.HasField("challenge"):
         raise NoChallengeError
     caller.prove(answer.challenge)
-    return answer.challenge.incarnation
+    return answer.challenge.incarnation, caller.agreed
 
 
 def _name(value: int) -> str:

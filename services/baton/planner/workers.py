@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import grpc
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.net.channels import Dialer
 from baton.planner.measured import Counts, ServingRole
 from baton.planner.prometheus import Prometheus
@@ -71,9 +72,9 @@ class Workers:
     """Has workers switch in the background, and remembers their replies until Prometheus knows them."""
 
     def __init__(
-        self, cluster_key: bytes, dialer: Dialer, clock: Callable[[], float] = time.monotonic
+        self, keys: ClusterKeys, dialer: Dialer, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._cluster_key, self._dialer, self._clock = cluster_key, dialer, clock
+        self._keys, self._dialer, self._clock = keys, dialer, clock
         self._switching: dict[str, tuple[ServingRole, asyncio.Task[None]]] = {}
         self._said: dict[str, tuple[ServingRole, float]] = {}
         self._refused: dict[str, float] = {}
@@ -128,7 +129,7 @@ class Workers:
         ended: Callable[[PlannedWorker, float | SwitchError], None],
     ) -> None:
         try:
-            done = await switch_role(worker.address, to, self._cluster_key, dialer=self._dialer)
+            done = await switch_role(worker.address, to, self._keys, dialer=self._dialer)
             if done.now != to:
                 raise SwitchError(worker.address, grpc.StatusCode.UNKNOWN, f"it serves as {done.now}")
             self._said[worker.address] = (to, self._clock())

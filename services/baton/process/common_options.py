@@ -68,6 +68,17 @@ ClusterKey = Annotated[
         secret=True,
     ),
 ]
+ClusterKeyPrevious = Annotated[
+    str,
+    Option(
+        "The cluster key before this one, which is accepted as well while services of both run; left out "
+        "again when none has it as its own. Better given in the environment, too.",
+        NETWORK,
+        env="BATON_CLUSTER_KEY_PREVIOUS",
+        show_default=False,
+        secret=True,
+    ),
+]
 WorkerTlsCertfile = Annotated[
     str | None,
     Option(

@@ -119,7 +119,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
     ) -> None:
         self._engine = engine
         self._wiring = wiring
-        self._entrance = Entrance(wiring.cluster_key, "prefill")
+        self._entrance = Entrance(wiring.keys, "prefill")
         self._outlet = outlet
         self._on_retire = on_retire
         self._tempo = tempo
@@ -407,9 +407,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
 
     def _check(self, name: Name, sequence: Sequence, handle: bytes) -> None:
         """Raises ValueError, with the reason, if a request must not be admitted."""
-        if not handle_is_valid(
-            handle, self._wiring.cluster_key, name, self._wiring.incarnation, sequence.num_tokens
-        ):
+        wiring = self._wiring
+        if not handle_is_valid(handle, wiring.keys, name, wiring.incarnation, sequence.num_tokens):
             raise ValueError("invalid handle: do router and workers share one cluster key?")
         self._engine.check(sequence)
 

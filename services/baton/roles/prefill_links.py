@@ -118,7 +118,7 @@ class DecodePeer:
 
     async def _greet(self, stream: LinkStream, incarnation: str) -> None:
         """Authenticate both sides. Raises GreetingError, and what reading raises."""
-        caller = Caller(self._wiring.cluster_key, "prefill", incarnation)
+        caller = Caller(self._wiring.keys, "prefill", incarnation)
         self.send(pb.PrefillMessage(greeting=caller.greeting))
         answer = await stream.read()
         if not isinstance(answer, pb.DecodeMessage) or not answer.HasField("challenge"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
-from baton.greeting.cluster_key import check_cluster_key
+from baton.greeting.cluster_key import ClusterKeys, check_cluster_key, check_previous_key
 from baton.net.certificates import ClientAuth, TlsFiles
 from baton.process import options
 from baton.process.common_options import (
@@ -20,6 +20,7 @@ from baton.process.common_options import (
     TARGETS,
     TRACES,
     ClusterKey,
+    ClusterKeyPrevious,
     Host,
     LogLevel,
     ModelName,
@@ -337,6 +338,7 @@ class RouterConfig:
     ] = ("*",)
     cluster_key: ClusterKey = field(default="", repr=False)
     """Signs handles; never in a log."""
+    cluster_key_previous: ClusterKeyPrevious = field(default="", repr=False)
     max_body_bytes: Annotated[
         int, Option("Largest request body.", LIMITS, parse=parse_size, metavar="SIZE", least=1024)
     ] = 8 * 1024 * 1024
@@ -516,6 +518,12 @@ class RouterConfig:
         if self.discovery != "static":
             reached.append((f"--discovery {self.discovery}", self.discovery))
         check_cluster_key(self.cluster_key, reached)
+        check_previous_key(self.cluster_key, self.cluster_key_previous)
+
+    @property
+    def cluster_keys(self) -> ClusterKeys:
+        """The keys by which other services are known."""
+        return ClusterKeys(self.cluster_key.encode(), self.cluster_key_previous.encode())
 
     @property
     def client_tls(self) -> TlsFiles | None:

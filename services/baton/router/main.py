@@ -206,7 +206,6 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: ProcessS
         )
         slots = ConnectionSlots(SlotLimits.of_descriptors(descriptors.raise_limit()), metrics.http)
         http = HttpServer(_http_config(config, app, config.drain_timeout), slots, tasks)
-        stopping = _stop_on_signals(http, config.drain_timeout)
         if key_file is not None:
             stack.callback(tasks.start("keys", key_file.run).cancel)
         await stack.enter_async_context(siblings.listening())
@@ -217,6 +216,8 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: ProcessS
             stack.push_async_callback(ring.close)
         if place is not None and place.restarts:
             await _until_workers(rings, config.queue_timeout)
+        # From now on there may be requests to end. Until now a signal has ended the process at once.
+        stopping = _stop_on_signals(http, config.drain_timeout)
         grpc_server, grpc_address = await _serve_grpc(config, services, stack, stopping)
         garbage = partial(collect, lambda: all(ring.idle for ring in rings))
         stack.callback(tasks.start("garbage", garbage).cancel)
@@ -345,7 +346,7 @@ async def _rings(
         WorkerRing(
             await discovery_for(config, counts),
             config.model_name,
-            config.cluster_key.encode(),
+            config.cluster_keys,
             retries=Retries(
                 RetryPolicy(max_attempts=config.max_attempts, queue_timeout=config.queue_timeout)
             ),

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from baton.net import sockets
 from baton.process import options
+from baton.process.ending import end_process
 from baton.process.options import StartError, UserError
 from baton.process.parent_death import exit_with_parent
 from baton.process.ready import RouterReady, announce
@@ -189,7 +190,7 @@ class Parent:
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             status = 1
-        sys.exit(status)
+        end_process(status)
 
 
 def _beat(at: Synchronized[float]) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/v1/greeting.proto\x12\x08\x62\x61ton.v1\"\'\n\x08Greeting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\">\n\tChallenge\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\"\x16\n\x05Proof\x12\r\n\x05proof\x18\x01 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/v1/greeting.proto\x12\x08\x62\x61ton.v1\"\'\n\x08Greeting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"V\n\tChallenge\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\x12\x16\n\x0eprevious_proof\x18\x04 \x01(\x0c\"\x16\n\x05Proof\x12\r\n\x05proof\x18\x01 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GREETING']._serialized_start=37
   _globals['_GREETING']._serialized_end=76
   _globals['_CHALLENGE']._serialized_start=78
-  _globals['_CHALLENGE']._serialized_end=140
-  _globals['_PROOF']._serialized_start=142
-  _globals['_PROOF']._serialized_end=164
+  _globals['_CHALLENGE']._serialized_end=164
+  _globals['_PROOF']._serialized_start=166
+  _globals['_PROOF']._serialized_end=188
 # @@protoc_insertion_point(module_scope)

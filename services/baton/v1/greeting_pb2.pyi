@@ -59,21 +59,25 @@ class Challenge(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    PREVIOUS_PROOF_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """of the worker"""
     nonce: _builtins.bytes
     """32 random bytes, never used twice"""
     proof: _builtins.bytes
+    previous_proof: _builtins.bytes
+    """likewise, by the key before the present one; empty if the worker accepts one key only"""
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
         nonce: _builtins.bytes = ...,
         proof: _builtins.bytes = ...,
+        previous_proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "nonce", b"nonce", "proof", b"proof"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "nonce", b"nonce", "previous_proof", b"previous_proof", "proof", b"proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.telemetry.beats import BeatMetrics
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
@@ -14,9 +15,9 @@ from baton.worker.routers import Routers
 class BeatService(pb_grpc.RouterPulseServicer):
     """Serves ``RouterPulse``. Event loop's thread only."""
 
-    def __init__(self, routers: Routers, cluster_key: bytes, metrics: BeatMetrics) -> None:
+    def __init__(self, routers: Routers, keys: ClusterKeys, metrics: BeatMetrics) -> None:
         self._routers = routers
-        self._cluster_key = cluster_key
+        self._keys = keys
         self._metrics = metrics
 
     async def Beat(  # noqa: N802 (the name is the contract's)
@@ -40,5 +41,5 @@ class BeatService(pb_grpc.RouterPulseServicer):
             raise BeatRefusedError(
                 grpc.StatusCode.NOT_FOUND, "router_id: no router of this name that beats is connected"
             )
-        stream.bond.take(beat, self._cluster_key)
+        stream.bond.take(beat, self._keys)
         stream.pulse.heard()

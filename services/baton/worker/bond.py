@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.handoff.identity import beat_is_valid
 from baton.v1 import worker_pb2 as pb
 
@@ -40,10 +41,10 @@ class Bond:
             raise ValueError(f"beat_nonce: must be {NONCE_BYTES} bytes, not {len(hello.beat_nonce)}")
         return cls(incarnation, hello.beat_nonce)
 
-    def take(self, beat: pb.RouterBeat, cluster_key: bytes) -> None:
+    def take(self, beat: pb.RouterBeat, keys: ClusterKeys) -> None:
         """Accept a beat, once. Raises BeatRefusedError."""
         bound_to = (beat.router_id, self.incarnation, self.nonce, beat.count)
-        if not beat_is_valid(beat.proof, cluster_key, *bound_to):
+        if not beat_is_valid(beat.proof, keys, *bound_to):
             raise BeatRefusedError(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "proof: it is not this cluster's, or for another stream: is the cluster key the same?",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from baton.engine.options import EngineOptions
-from baton.greeting.cluster_key import check_cluster_key
+from baton.greeting.cluster_key import ClusterKeys, check_cluster_key, check_previous_key
 from baton.greeting.names import MAX_NAME, is_name, is_words, shown
 from baton.net.certificates import TlsFiles
 from baton.nodes.config import JOIN_TIMEOUT_S, NODE_PORT, JoinTimeout, NodePort
@@ -20,6 +20,7 @@ from baton.process.common_options import (
     PROCESS,
     AdvertisedHost,
     ClusterKey,
+    ClusterKeyPrevious,
     Host,
     LogLevel,
     MetricsPort,
@@ -127,6 +128,7 @@ class WorkerConfig(EngineOptions):
     ] = 60.0
     cluster_key: ClusterKey = field(default="", repr=False)
     """Signs handles; never in a log."""
+    cluster_key_previous: ClusterKeyPrevious = field(default="", repr=False)
     worker_tls_certfile: Annotated[WorkerTlsCertfile, Before("block_size")] = None
     worker_tls_keyfile: WorkerTlsKeyfile = None
     worker_tls_ca_certs: WorkerTlsCaCerts = None
@@ -237,6 +239,7 @@ class WorkerConfig(EngineOptions):
         if self.advertise is not None:
             reached.append((f"--advertise {self.advertise}", self.advertise))
         check_cluster_key(self.cluster_key, reached)
+        check_previous_key(self.cluster_key, self.cluster_key_previous)
 
     def _check_memory(self) -> None:
         if self.host_kv_memory and not self.prefix_caching:
@@ -273,6 +276,11 @@ class WorkerConfig(EngineOptions):
     def layout(self) -> Layout:
         """The layout of ranks on nodes."""
         return Layout.of(self.tensor_parallel_size, self.pipeline_parallel_size, self.nodes)
+
+    @property
+    def cluster_keys(self) -> ClusterKeys:
+        """The keys by which other services are known."""
+        return ClusterKeys(self.cluster_key.encode(), self.cluster_key_previous.encode())
 
     @property
     def tls(self) -> TlsFiles | None:

@@ -193,8 +193,6 @@ class WorkerServer:
     async def serve(self) -> int:
         """Serve until told to stop, and drain. Returns the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
 
         def on_leaving(node: str) -> None:
             loop.call_soon_threadsafe(self._drain_for, node)
@@ -211,6 +209,12 @@ class WorkerServer:
             status = self._exit_status if self._exit_status in (EXIT_CRASHED, EXIT_RETIRED) else EXIT_HUNG
             end_process_after(MAX_END_S, status)
         return self._exit_status
+
+    def _drain_at_signals(self) -> None:
+        """Take signals from the moment on that there may be requests to end. Until then one ends the process
+        at once, by its default action: loading blocks for longer than a handler may wait."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
         """Drain at the first signal, and end at once at the second."""
@@ -266,8 +270,8 @@ class WorkerServer:
         )
         hello = self._hello(address, ends.whole, compatibility)
         stages = StageMetrics(registry).of(config.role, config.model_name)
-        key = config.cluster_key.encode()
-        service = WorkerService(engine, hello, routers, prefill, decode, cluster_key=key, stages=stages)
+        keys = config.cluster_keys
+        service = WorkerService(engine, hello, routers, prefill, decode, keys=keys, stages=stages)
         registry.register(WorkerCollector(counted, service.stats))
         export_identity(registry, lambda: [Identity(counted.role, config.model_name, self._revision)])
         if engine.grammars is not None:
@@ -276,7 +280,7 @@ class WorkerServer:
                 registry.register(StatsCollector(counted, self._served.mask_stats))
         engine_loop = EngineLoop(engine, service.on_outputs, self._crash, service.on_start)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
-        beats = BeatService(routers, config.cluster_key.encode(), BeatMetrics(registry))
+        beats = BeatService(routers, keys, BeatMetrics(registry))
         worker_pb2_grpc.add_RouterPulseServicer_to_server(beats, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
         health = await self._add_health(server)
@@ -290,6 +294,7 @@ class WorkerServer:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
         engine_loop.start()
         stack.callback(engine_loop.stop)
+        self._drain_at_signals()
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.callback(routers.close)
@@ -310,7 +315,7 @@ class WorkerServer:
             drain,
             lambda current: self._serve_as(current, parts),
             SwitchMetrics(registry),
-            cluster_key=key,
+            keys=keys,
             timeout=config.drain_timeout,
         )
         service.switching = switch
@@ -358,7 +363,7 @@ class WorkerServer:
             patience_s=self._config.handoff_patience,
             dialer=Dialer(self._config.tls),
             tasks=Supervision(TaskMetrics(registry)),
-            cluster_key=self._config.cluster_key.encode(),
+            keys=self._config.cluster_keys,
         )
 
     async def _listen(self, ends: RankEndpoints) -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ import grpc
 
 from baton.core.role import Role
 from baton.core.role_proto import role_to_proto
+from baton.greeting.cluster_key import ClusterKeys
 from baton.telemetry.switches import SwitchMetrics
 from baton.v1 import worker_pb2
 from baton.worker.drain import Drain
@@ -37,7 +38,7 @@ class RoleSwitch:
         take: Callable[[RoleIncarnation], None],
         metrics: SwitchMetrics,
         *,
-        cluster_key: bytes,
+        keys: ClusterKeys,
         timeout: float | None,
     ) -> None:
         """``take`` has the worker serve in another role at once; it is called while nothing is open.
@@ -46,13 +47,13 @@ class RoleSwitch:
         self._drain = drain
         self._take = take
         self._metrics = metrics
-        self._cluster_key = cluster_key
+        self._keys = keys
         self._timeout = timeout
         self._ending = False
         self._under_way: _UnderWay | None = None
 
     async def switch(self, request: worker_pb2.SwitchRoleRequest) -> worker_pb2.SwitchRoleReply:
-        role = role_asked_for(request, self._current, self._cluster_key)
+        role = role_asked_for(request, self._current, self._keys)
         if self._ending:
             raise _ending()
         now = self._under_way

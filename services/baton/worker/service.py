@@ -18,6 +18,7 @@ from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import FinishReason, Sequence
 from baton.engine.stats import EngineStats
 from baton.grammar.errors import GrammarBusyError, GrammarError
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.entrance import CallerRefusedError, Entrance
 from baton.greeting.names import is_name
 from baton.handoff.messages import AbortReason, Name
@@ -90,9 +91,9 @@ class WorkerService(pb_grpc.WorkerServicer):
         tempo: Tempo = TEMPO,
         stages: Stages | None = None,
         *,
-        cluster_key: bytes,
+        keys: ClusterKeys,
     ) -> None:
-        """``stages`` observes the durations of stages. ``cluster_key``: the key that routers must prove to
+        """``stages`` observes the durations of stages. ``keys``: the cluster key that routers must prove to
         have."""
         self._engine = engine
         self._hello = hello
@@ -101,7 +102,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._decode = decode
         self._tempo = tempo
         self._stages = stages
-        self._entrance = Entrance(cluster_key, "router")
+        self._entrance = Entrance(keys, "router")
         self._draining = False
         self._deadlines_exceeded = 0
         self.switching: Switching | None = None

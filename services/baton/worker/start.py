@@ -92,7 +92,7 @@ def _cluster(config: WorkerConfig, revision: str) -> Cluster:
             host=config.host,
             advertised=config.advertised_host,
             port=config.node_port,
-            cluster_key=config.cluster_key.encode(),
+            keys=config.cluster_keys,
             timeout_s=config.join_timeout,
             log_level=config.log_level,
         )

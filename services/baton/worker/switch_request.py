@@ -10,6 +10,7 @@ import grpc
 
 from baton.core.role import ROLES, Role
 from baton.core.role_proto import role_from_proto
+from baton.greeting.cluster_key import ClusterKeys
 from baton.handoff.identity import new_incarnation, switch_is_valid
 from baton.v1 import worker_pb2
 
@@ -49,7 +50,7 @@ class Switching(Protocol):
 
 
 def role_asked_for(
-    request: worker_pb2.SwitchRoleRequest, current: RoleIncarnation, cluster_key: bytes
+    request: worker_pb2.SwitchRoleRequest, current: RoleIncarnation, keys: ClusterKeys
 ) -> Role:
     """Return the role of a valid, authenticated request that names this worker's current incarnation. Raises
     SwitchRefusedError for any other request."""
@@ -65,11 +66,11 @@ def role_asked_for(
             grpc.StatusCode.INVALID_ARGUMENT,
             f"timeout_s: must be between 0 and {MAX_TIMEOUT_S:g}, not {timeout:g}",
         )
-    if not cluster_key:
+    if not keys.current:
         raise SwitchRefusedError(
             grpc.StatusCode.PERMISSION_DENIED, "this worker has no cluster key, so nobody may switch its role"
         )
-    if not switch_is_valid(request.proof, cluster_key, request.incarnation, role):
+    if not switch_is_valid(request.proof, keys, request.incarnation, role):
         raise SwitchRefusedError(
             grpc.StatusCode.PERMISSION_DENIED, "proof: it is not this cluster's: is the cluster key the same?"
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.core.role import ROLES, Role
+from baton.greeting.cluster_key import ClusterKeys
 from baton.planner.switch_role import SwitchError, switch_role
 from baton.process.ready import WorkerReady
 from tests.support.chaos.streams import (
@@ -84,7 +85,8 @@ class SwitchedStreams(Streams):
         timeout_s = SHORT_S if hurried else 0.0
         began = time.monotonic()
         try:
-            done = await switch_role(member.ready.address, role, CLUSTER_KEY.encode(), timeout_s=timeout_s)
+            keys = ClusterKeys(CLUSTER_KEY.encode())
+            done = await switch_role(member.ready.address, role, keys, timeout_s=timeout_s)
         except SwitchError as error:
             self.report.violations.append(f"{member.name}, {was}, to {role}: {error}")
             self._roles[member.name] = was

@@ -32,7 +32,7 @@ SUSPECT_WAITS_S = 60.0
 class Attempts:
     """The attempts under way, and the requests that wait for their next attempt."""
 
-    def __init__(self, fleet: Fleet, cluster_key: bytes, retries: Retries, metrics: ResumeMetrics) -> None:
+    def __init__(self, fleet: Fleet, retries: Retries, metrics: ResumeMetrics) -> None:
         self.groups: dict[str, Group] = {}
         """The groups that workers still compute as one request, by name."""
         self.searches: set[asyncio.Task[None]] = set()
@@ -43,7 +43,6 @@ class Attempts:
         """Suspects that wait until the one that runs is cleared."""
         self._fleet = fleet
         self.placing = Placing(fleet, self.groups)
-        self._cluster_key = cluster_key
         self._retries = retries
         self._metrics = metrics
         self._metrics.watch_waiting(self.waiting.__len__)
@@ -196,7 +195,7 @@ class Attempts:
         name = Name(submit.request_id, submit.attempt)
         submit.decode.handoff_address = hello.handoff_address
         submit.decode.incarnation = hello.incarnation
-        submit.decode.handle = sign_handle(self._cluster_key, name, hello.incarnation, num_tokens)
+        submit.decode.handle = sign_handle(decode.key, name, hello.incarnation, num_tokens)
 
     # --- during an attempt
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.core.attempt_failure import AttemptFailure, failure_from_proto
 from baton.core.priority import NO_PRIORITY, Priority
+from baton.greeting.cluster_key import ClusterKeys
 from baton.net.channels import Dialer
 from baton.net.heartbeat import TEMPO, Tempo, ticks
 from baton.router.discovery.endpoint import Discovery, Endpoint
@@ -53,7 +54,7 @@ class WorkerRing:
         self,
         discovery: Discovery | Sequence[str],
         model_name: str,
-        cluster_key: bytes,
+        keys: ClusterKeys,
         tempo: Tempo = TEMPO,
         retries: Retries | None = None,
         metrics: ResumeMetrics | None = None,
@@ -71,11 +72,11 @@ class WorkerRing:
         router_id = secrets.token_hex(8)
         self._supervision = tasks or Supervision()
         dialer = dialer or Dialer()
-        self.beats = Beats(router_id, cluster_key, dialer.another())
+        self.beats = Beats(router_id, dialer.another())
         """The heartbeats that workers get from this router while the event loop is busy."""
         members = Members(
             lambda address: WorkerClient(
-                address, router_id, self, tempo, members, dialer, cluster_key, self.beats, expected
+                address, router_id, self, tempo, members, dialer, keys, self.beats, expected
             ),
             tasks=self._supervision,
         )
@@ -84,7 +85,6 @@ class WorkerRing:
         self.fleet = Fleet(members, discovery, model_name, placement or PlacementOptions(), max_staleness_s)
         self.attempts = Attempts(
             self.fleet,
-            cluster_key,
             retries or Retries(RetryPolicy()),
             metrics or ResumeMetrics(CollectorRegistry()),
         )

@@ -14,6 +14,7 @@ import grpc
 
 from baton.core.attempt_failure import AttemptFailure, failure_from_proto
 from baton.core.role import Role
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.proofs import GREETING_S, Caller, GreetingError, NoChallengeError
 from baton.net.channels import STREAM_OPTIONS, Dialer
 from baton.net.heartbeat import NO_PROBES, TEMPO, Pulse, Tempo
@@ -83,7 +84,7 @@ class WorkerClient:
         tempo: Tempo = TEMPO,
         judge: Judge | None = None,
         dialer: Dialer | None = None,
-        cluster_key: bytes = b"",
+        keys: ClusterKeys | None = None,
         beats: Beats | None = None,
         expected: ExpectedModel | None = None,
     ) -> None:
@@ -104,7 +105,9 @@ class WorkerClient:
         self._tempo = tempo
         self._judge = judge
         self._dialer = dialer or Dialer()
-        self._cluster_key = cluster_key
+        self._keys = keys or ClusterKeys()
+        self.key = self._keys.current
+        """The cluster key that the worker has proved last: what is signed for it is signed with this."""
         self._beats = beats
         self._expected = expected
         self.refused = False
@@ -340,17 +343,18 @@ class WorkerClient:
         """Return a context during which the worker gets heartbeats even when the event loop is busy."""
         if self._beats is None:
             return nullcontext()
-        return self._beats.to(self.address, hello.incarnation, nonce)
+        return self._beats.to(self.address, hello.incarnation, nonce, self.key)
 
     async def _greet(self, stream: Stream, outbound: Outbound, beat_nonce: bytes) -> pb.WorkerHello:
         """Authenticate both sides and return the worker's greeting. ``beat_nonce``: the nonce that proves
         heartbeats sent beside the stream. Raises GreetingError, and what reading raises."""
-        caller = Caller(self._cluster_key, "router", self._router_id)
+        caller = Caller(self._keys, "router", self._router_id)
         outbound.put_nowait(pb.RouterMessage(greeting=caller.greeting))
         answer = await stream.read()
         if not isinstance(answer, pb.WorkerMessage) or not answer.HasField("challenge"):
             raise NoChallengeError
         outbound.put_nowait(pb.RouterMessage(proof=caller.prove(answer.challenge)))
+        self.key = caller.agreed
         outbound.put_nowait(
             pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id, beat_nonce=beat_nonce))
         )

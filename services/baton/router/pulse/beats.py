@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -49,6 +49,7 @@ class _Line:
     address: str
     incarnation: str
     nonce: bytes
+    key: bytes = field(repr=False)
     channel: grpc.Channel | None = None
     count: int = 0
     under_way: bool = False
@@ -61,10 +62,9 @@ class Beats:
     """The beats of one router id. The event loop registers workers with ``to``; one other thread calls the
     rest, and never waits for a worker."""
 
-    def __init__(self, router_id: str, cluster_key: bytes, dialer: Dialer) -> None:
+    def __init__(self, router_id: str, dialer: Dialer) -> None:
         """``dialer``: a dialer that no other thread uses."""
         self._router_id = router_id
-        self._cluster_key = cluster_key
         self._dialer = dialer
         self._lock = threading.Lock()
         self._lines: set[_Line] = set()
@@ -73,10 +73,10 @@ class Beats:
         self._callers: ThreadPoolExecutor | None = None
 
     @contextmanager
-    def to(self, address: str, incarnation: str, nonce: bytes) -> Iterator[None]:
+    def to(self, address: str, incarnation: str, nonce: bytes, key: bytes) -> Iterator[None]:
         """Send beats, while the context lasts, to a worker that greeted as ``incarnation`` on a stream begun
-        with ``nonce``."""
-        line = _Line(address, incarnation, nonce)
+        with ``nonce``. ``key``: the cluster key that the worker has proved."""
+        line = _Line(address, incarnation, nonce, key)
         with self._lock:
             self._lines.add(line)
         try:
@@ -118,7 +118,7 @@ class Beats:
     def _tell(self, line: _Line, channel: grpc.Channel) -> None:
         """Send one beat and wait for its answer. Runs in a thread of the pool."""
         line.count += 1
-        proof = sign_beat(self._cluster_key, self._router_id, line.incarnation, line.nonce, line.count)
+        proof = sign_beat(line.key, self._router_id, line.incarnation, line.nonce, line.count)
         beat = pb.RouterBeat(router_id=self._router_id, count=line.count, proof=proof)
         try:
             pb_grpc.RouterPulseStub(channel).Beat(beat, timeout=ANSWER_S)
