@@ -42,7 +42,7 @@ class GuidedVocabulary:
 
         Raises ValueError if llguidance does not know the kind of tokenizer.
         """
-        plain = LLTokenizer(tokenizer_json, n_vocab=vocab_size)
+        plain = LLTokenizer(tokenizer_json, n_vocab=vocab_size, slices=[])
         self.vocab_size = vocab_size
         """The size of the model's logits."""
         first = -(-vocab_size // WORD_BITS) * WORD_BITS  # a mask has the text ids in words of their own
