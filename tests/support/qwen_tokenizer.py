@@ -6,6 +6,7 @@ reasoning are added tokens that are no special ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
@@ -31,6 +32,7 @@ MARKERS = (
     "</think>",
 )
 CONTEXT = 1024
+CONFIG: Callable[..., Qwen3Config] = Qwen3Config
 TEMPLATE = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -77,7 +79,7 @@ def qwen_backend(vocab_size: int = 480) -> tokenizers.Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False, trim_offsets=False),
         ]
     )
-    backend.decoder = decoders.ByteLevel(add_prefix_space=False, use_regex=False, trim_offsets=False)
+    backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.ByteLevel(add_prefix_space=False, use_regex=False, trim_offsets=False)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -111,8 +113,7 @@ def save_qwen_model(directory: Path) -> Tokenizer:
     ends = [tokenizer.encode(text)[0] for text in ("<|im_end|>", "<|endoftext|>")]
     vocab_size = -(-tokenizer.vocab_size // 32) * 32 + 32  # padded, as those of published models are
     shape = {**SHAPE, "vocab_size": vocab_size, "bos_token_id": None, "eos_token_id": ends[0]}
-    config = Qwen3Config(**shape, head_dim=32, tie_word_embeddings=True)
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(CONFIG(**shape, head_dim=32, tie_word_embeddings=True))
     randomize(model)
     model.generation_config = GenerationConfig(eos_token_id=ends)  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)

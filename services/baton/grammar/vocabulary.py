@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from llguidance import LLTokenizer
+from llguidance import LLTokenizer, TokenizerWrapper
 
 WORD_BITS = 32
 """Tokens in a word of a mask."""
@@ -51,14 +51,13 @@ class GuidedVocabulary:
         }
         """The text id of each token that has one."""
         self.text_runs = list(_runs(self.text_ids))
-        self.tokenizer = LLTokenizer(_Spelling(plain, first, self.text_ids), eos_token=eos_token_ids)
+        spelling = TokenizerWrapper(_Spelling(plain, first, self.text_ids))
+        self.tokenizer = LLTokenizer(spelling, eos_token=eos_token_ids)
 
 
 class _Spelling:
-    """The bytes of all tokens, and the tokens of a text, with the attributes of llguidance's
-    ``TokenizerWrapper``."""
+    """The bytes of all tokens, and the tokens of a text, as ``TokenizerWrapper`` asks for them."""
 
-    is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, plain: LLTokenizer, first: int, text_ids: Mapping[int, int]) -> None:
@@ -74,17 +73,17 @@ class _Spelling:
         self._plain = plain
         self._text_ids = text_ids
         self._barred = frozenset(special) - text_ids.keys()
-        barred = sorted({texts[token].decode() for token in self._barred}, key=len, reverse=True)
-        self._barred_text = re.compile("|".join(map(re.escape, barred)) or "(?!)")
+        barred = sorted({texts[token] for token in self._barred}, key=len, reverse=True)
+        self._barred_text = re.compile(b"|".join(map(re.escape, barred)) or b"(?!)")
 
-    def __call__(self, text: str) -> list[int]:
+    def __call__(self, text: bytes) -> list[int]:
         """Return the tokens of a text that a grammar forces, none of which is a special one."""
-        tokens = self._plain.tokenize_str(text)
+        tokens = self._plain.tokenize_bytes(text)
         if not self._barred.isdisjoint(tokens):
-            tokens = [token for part in self._cut(text) for token in self._plain.tokenize_str(part)]
+            tokens = [token for part in self._cut(text) for token in self._plain.tokenize_bytes(part)]
         return [self._text_ids.get(token, token) for token in tokens]
 
-    def _cut(self, text: str) -> list[str]:
+    def _cut(self, text: bytes) -> list[bytes]:
         """Cut each special token's spelling in ``text`` behind its first character."""
         cuts = [0, *(found.start() + 1 for found in self._barred_text.finditer(text)), len(text)]
         return [text[begin:end] for begin, end in pairwise(cuts)]
