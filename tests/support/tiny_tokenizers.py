@@ -140,13 +140,19 @@ def write_model_dir(
 
 
 def byte_level_tokenizer(
-    directory: Path, *, chat: bool = True, template: str = CHAT_TEMPLATE, markers: Sequence[str] = ()
+    directory: Path,
+    *,
+    chat: bool = True,
+    template: str = CHAT_TEMPLATE,
+    markers: Sequence[str] = (),
+    texts: Sequence[str] = (),
 ) -> Tokenizer:
-    """A loaded byte-level tokenizer, with a chat template unless ``chat`` is false, and with ``markers`` as
-    further special tokens."""
+    """A loaded byte-level tokenizer, with a chat template unless ``chat`` is false, with ``markers`` as
+    further special tokens, and with ``texts`` as further tokens that are no special ones."""
     config: dict[str, object] = {"eos_token": "<|end|>", "bos_token": "<|start|>"}
     if chat:
         config["chat_template"] = template
     backend = byte_level()
     backend.add_special_tokens(list(markers))
+    backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in texts])
     return Tokenizer.from_dir(write_model_dir(directory, backend, config))

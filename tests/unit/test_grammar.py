@@ -9,12 +9,12 @@ import signal
 import subprocess
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from llguidance import LLMatcher
 
 from baton.core.structured_output import Kind, StructuredOutput, choice_text
 from baton.grammar import compiler as compiler_module
@@ -24,7 +24,7 @@ from baton.grammar.errors import GrammarBusyError, GrammarError, GrammarLimitErr
 from baton.grammar.limits import MAX_SOURCE_BYTES, TRIAL_CPU_S
 from baton.grammar.simple import is_simple
 from baton.grammar.source import check_source
-from baton.grammar.table import Grammar, TokenTable
+from baton.grammar.table import Grammar, GrammarMatcher, TokenTable
 from baton.text.errors import TokenizerError
 from baton.text.tokenizer import SpecialTokens, Tokenizer
 from tests.support.hostile_grammars import HOSTILE, variants
@@ -198,7 +198,7 @@ class TestAHostThatGivesOthersItsTime:
             return clock
 
         monkeypatch.setattr("baton.grammar.trial.time.thread_time", thread_time)
-        tokens = TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]).build()
+        tokens = TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]).build().tokenizer
         return trial.try_out(tokens, trial.GrammarTrial("regex", "[a-z]{100}"))
 
     @pytest.mark.parametrize("taken_from", [{1}, {24}, {5, 10}, {1, 2}])
@@ -310,8 +310,10 @@ def test_a_matcher_is_independent(compiler: GrammarCompiler) -> None:
     assert masks(second) == masks(grammar.matcher())
 
 
-def masks(matcher: LLMatcher) -> bytes:
-    return matcher.compute_bitmask()
+def masks(matcher: GrammarMatcher) -> bytes:
+    mask = array("B", bytes(VOCAB_SIZE // 8))
+    matcher.compute_mask(mask.buffer_info()[0], len(mask))
+    return mask.tobytes()
 
 
 def test_replayed_tokens_lead_to_the_same_mask(compiler: GrammarCompiler) -> None:
@@ -324,7 +326,7 @@ def test_replayed_tokens_lead_to_the_same_mask(compiler: GrammarCompiler) -> Non
         replayed = grammar.matcher()
         replayed.consume_tokens(list(text[:at]))
         assert masks(replayed) == masks(stepped)
-        stepped.consume_token(token)
+        stepped.consume_tokens([token])
 
 
 def test_only_so_many_wait(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,7 +491,7 @@ def dearest_simple() -> dict[str, str]:
 def test_the_dearest_simple_schema_takes_little_of_a_trial(tokenizer: Tokenizer, name: str) -> None:
     output = StructuredOutput("json_schema", dearest_simple()[name])
     assert is_simple(output)
-    tokens = TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]).build()
+    tokens = TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]).build().tokenizer
     best = 1.0
     for _ in range(3):
         began = time.thread_time()
@@ -523,7 +525,7 @@ def test_a_model_that_cannot_be_guided() -> None:
 @pytest.mark.parametrize("backend", [byte_level(), byte_fallback()], ids=["byte level", "byte fallback"])
 def test_tokens_have_the_bytes_of_the_text_they_become(backend: object) -> None:
     tokenizer = Tokenizer(backend, SpecialTokens({}, frozenset({0, 1, 2}), None, None))  # type: ignore[arg-type]
-    tokens = TokenTable.of(tokenizer, tokenizer.vocab_size, [2]).build()
+    tokens = TokenTable.of(tokenizer, tokenizer.vocab_size, [2]).build().tokenizer
     differing = [
         token
         for token in range(3, tokenizer.vocab_size)

@@ -60,7 +60,7 @@ def test_greedy_is_transformers_generate(llm: LLM, path: Path) -> None:
         [answer] = result.outputs
         assert list(answer.token_ids) == generated(path, ids, 24)
         assert answer.finish_reason == ("length" if len(answer.token_ids) == 24 else "stop")
-        assert answer.text == llm.tokenizer.decode(list(answer.token_ids))
+        assert answer.text == llm.tokenizer.decode(list(answer.token_ids)).rstrip("�")
 
 
 def test_texts_and_ids_alone_and_in_lists_are_the_same_prompts(llm: LLM) -> None:
@@ -90,6 +90,12 @@ def test_n_answers_are_those_of_their_seeds(llm: LLM) -> None:
     unseeded = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True)
     drawn = {r.outputs[0].token_ids for r in llm.generate(["Baton"] * 3, unseeded, progress=False)}
     assert len(drawn) == 3
+
+
+def test_a_character_that_the_end_cuts_off_is_left_out(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, allowed_token_ids=["é".encode()[0]])
+    [result] = llm.generate("Baton", params, progress=False)
+    assert (result.outputs[0].text, len(result.outputs[0].token_ids)) == ("", 3)
 
 
 def test_a_stop_string_ends_one_answer_and_its_blocks_are_free(llm: LLM) -> None:

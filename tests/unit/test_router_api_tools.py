@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
 from baton.grammar.source import to_llguidance
+from baton.grammar.table import Grammar, TokenTable, compiled
+from baton.grammar.vocabulary import GuidedVocabulary
 from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving
@@ -207,16 +209,31 @@ async def test_none_takes_the_tools_away(tokenizer: Tokenizer) -> None:
 # -- calls that must be made
 
 
-def accepts(tokenizer: Tokenizer, path: Path, ring: FakeRing, text: str) -> bool:
+def accepts(tokenizer: Tokenizer, ring: FakeRing, text: str) -> bool:
     """Whether the grammar of the last request takes ``text`` as a whole answer."""
     asked = ring.calls[-1].params.structured_output
     assert asked is not None
-    backend = LLTokenizer((path / "tokenizer.json").read_text())
-    grammar = to_llguidance(asked)
-    assert not LLMatcher.validate_grammar(grammar, backend)
-    matcher = LLMatcher(backend, grammar)
+    vocabulary = vocabulary_of(tokenizer)
+    matcher = Grammar(compiled(vocabulary.tokenizer, to_llguidance(asked)), vocabulary).matcher()
     ids = tokenizer.encode(text, add_special_tokens=False)
-    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@cache
+def vocabulary_of(tokenizer: Tokenizer) -> GuidedVocabulary:
+    eos = tokenizer.special.eos_id
+    assert eos is not None
+    return TokenTable.of(tokenizer, tokenizer.vocab_size, [eos]).build()
+
+
+HELD = ["text", "special", "added"]
+"""How published tokenizers hold markers: as several tokens, as a special token, as an added token that is
+none."""
+
+
+def holding(tmp_path: Path, held: str, *markers: str) -> Tokenizer:
+    given = {"text": {}, "special": {"markers": markers}, "added": {"texts": markers}}[held]
+    return byte_level_tokenizer(tmp_path, template=TOOL_TEMPLATE, **given)  # type: ignore[arg-type]
 
 
 NO_ARGUMENTS = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -244,18 +261,17 @@ BAD_UNIT = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm", "u
     ],
     ids=["required", "one", "named"],
 )
-@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("thinks", ["no", "may", "must"])
 async def test_a_call_that_must_be_made(
     tmp_path: Path,
     fields: dict[str, object],
     taken: list[str],
     refused: list[str],
-    special: bool,
+    held: str,
     thinks: str,
 ) -> None:
-    markers = ["<tool_call>", "</tool_call>", "<think>", "</think>"] if special else []
-    tokenizer = byte_level_tokenizer(tmp_path, template=TOOL_TEMPLATE, markers=markers)
+    tokenizer = holding(tmp_path, held, "<tool_call>", "</tool_call>", "<think>", "</think>")
     settings = ApiSettings(reasoning_parser="none" if thinks == "no" else "auto")
     ring = ring_of(tokenizer, taken[0])
     body = await post(
@@ -269,10 +285,10 @@ async def test_a_call_that_must_be_made(
     assert body["choices"], body
     before = {"no": [""], "may": ["", "<think>a < b</think>\n\n"], "must": ["a < b\n</think>\n\n"]}[thinks]
     for start in before:
-        assert all(accepts(tokenizer, tmp_path, ring, start + text) for text in taken)
-        assert not any(accepts(tokenizer, tmp_path, ring, start + text) for text in refused)
+        assert all(accepts(tokenizer, ring, start + text) for text in taken)
+        assert not any(accepts(tokenizer, ring, start + text) for text in refused)
     if thinks == "no":
-        assert not accepts(tokenizer, tmp_path, ring, "<think>a</think>" + taken[0])
+        assert not accepts(tokenizer, ring, "<think>a</think>" + taken[0])
         assert len(message_of(body)["tool_calls"]) == 1
 
 
@@ -286,8 +302,8 @@ async def test_llamas_format(tmp_path: Path) -> None:
         names = [call["function"]["name"] for call in message_of(body)["tool_calls"]]
         assert (names, message_of(body)["content"]) == (["get_weather", "now"], None)
     await post(ring, tokenizer, settings, tools=[WEATHER, NOW], tool_choice="required")
-    assert accepts(tokenizer, tmp_path, ring, text)
-    assert not accepts(tokenizer, tmp_path, ring, ANSWER)
+    assert accepts(tokenizer, ring, text)
+    assert not accepts(tokenizer, ring, ANSWER)
 
 
 async def test_markers_that_are_special_tokens_are_seen(tmp_path: Path) -> None:
@@ -308,7 +324,7 @@ async def test_a_model_without_a_format_can_still_be_made_to_call(tmp_path: Path
     assert refused["error"]["param"] == "tools" and "--tool-call-parser" in refused["error"]["message"]
     body = await post(ring, tokenizer, tools=[NOW], tool_choice="required")
     assert len(message_of(body)["tool_calls"]) == 1
-    assert accepts(tokenizer, tmp_path, ring, NO_ARGUMENTS)
+    assert accepts(tokenizer, ring, NO_ARGUMENTS)
 
 
 # -- reasoning
@@ -371,29 +387,28 @@ FORMS: list[tuple[dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize(("fields", "text"), FORMS, ids=lambda value: str(value)[:40])
 async def test_reasoning_comes_before_a_form(
-    tmp_path: Path, fields: dict[str, object], text: str, special: bool
+    tmp_path: Path, fields: dict[str, object], text: str, held: str
 ) -> None:
     """What a model thinks has no form; what it says then has."""
-    markers = ["<think>", "</think>"] if special else []
-    tokenizer = byte_level_tokenizer(tmp_path, template=TOOL_TEMPLATE, markers=markers)
+    tokenizer = holding(tmp_path, held, "<think>", "</think>")
     opened = {**fields, "chat_template_kwargs": {"opens": True}}
     ring = ring_of(tokenizer, f"a {{ b</think>\n{text}")
     message = message_of(await post(ring, tokenizer, None, **opened))
     assert (message["reasoning_content"], message["content"]) == ("a { b", text)
-    assert accepts(tokenizer, tmp_path, ring, f"a {{ b</think>\n{text}")
-    assert not accepts(tokenizer, tmp_path, ring, text), "the reasoning that was begun has to end"
-    assert not accepts(tokenizer, tmp_path, ring, f"a</think>{ANSWER}")
+    assert accepts(tokenizer, ring, f"a {{ b</think>\n{text}")
+    assert not accepts(tokenizer, ring, text), "the reasoning that was begun has to end"
+    assert not accepts(tokenizer, ring, f"a</think>{ANSWER}")
     await post(ring, tokenizer, None, **fields)
     for before in ("", "<think>a { b</think>\n"):
-        assert accepts(tokenizer, tmp_path, ring, before + text)
-        assert not accepts(tokenizer, tmp_path, ring, before + ANSWER)
+        assert accepts(tokenizer, ring, before + text)
+        assert not accepts(tokenizer, ring, before + ANSWER)
     settings = ApiSettings(reasoning_parser="none")
     await post(ring, tokenizer, settings, **fields)
-    assert accepts(tokenizer, tmp_path, ring, text)
-    assert not accepts(tokenizer, tmp_path, ring, f"<think>a</think>{text}")
+    assert accepts(tokenizer, ring, text)
+    assert not accepts(tokenizer, ring, f"<think>a</think>{text}")
 
 
 async def test_no_reasoning_where_the_prompt_has_ended_it(tmp_path: Path) -> None:
@@ -405,11 +420,11 @@ async def test_no_reasoning_where_the_prompt_has_ended_it(tmp_path: Path) -> Non
     ended = {"chat_template_kwargs": {"opens": True}}
     body = await post(ring, tokenizer, None, response_format={"type": "json_object"}, **ended)
     assert message_of(body)["content"] == IN_ULM
-    assert accepts(tokenizer, tmp_path, ring, IN_ULM)
-    assert not accepts(tokenizer, tmp_path, ring, f"<think>a</think>{IN_ULM}")
+    assert accepts(tokenizer, ring, IN_ULM)
+    assert not accepts(tokenizer, ring, f"<think>a</think>{IN_ULM}")
     await post(ring, tokenizer, None, tools=[NOW], tool_choice="required", **ended)
-    assert accepts(tokenizer, tmp_path, ring, NO_ARGUMENTS)
-    assert not accepts(tokenizer, tmp_path, ring, f"<think>a</think>{NO_ARGUMENTS}")
+    assert accepts(tokenizer, ring, NO_ARGUMENTS)
+    assert not accepts(tokenizer, ring, f"<think>a</think>{NO_ARGUMENTS}")
 
 
 @pytest.mark.parametrize(("fields", "text"), FORMS, ids=lambda value: str(value)[:40])
@@ -425,9 +440,9 @@ async def test_calls_may_come_instead_of_a_form(tmp_path: Path, fields: dict[str
         f"<think>a</think>{ULM}",
         f"<think></think>{text}",
     ):
-        assert accepts(tokenizer, tmp_path, ring, answer)
+        assert accepts(tokenizer, ring, answer)
     for answer in ("", ANSWER, BAD_UNIT, CALLS, f"{text}{PARIS}", f"{PARIS}\n{text}"):
-        assert not accepts(tokenizer, tmp_path, ring, answer)
+        assert not accepts(tokenizer, ring, answer)
 
 
 async def test_calls_without_a_marker_are_refused_beside_a_form(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ CASES: Mapping[str, Sequence[Case]] = {
     "--convert": [(["none"], NOTHING)],
     "--device-ids": [(["0,3"], {"device": "cuda:0,cuda:3"})],
     "--disable-fastapi-docs": [(["--disable-fastapi-docs"], NOTHING)],
+    "--enable-server-load-tracking": [(["--enable-server-load-tracking"], NOTHING)],
     "--disable-log-stats": [(["--disable-log-stats"], NOTHING)],
     "--disable-uvicorn-access-log": [(["--disable-uvicorn-access-log"], NOTHING)],
     "--distributed-executor-backend": [(["mp"], NOTHING)],

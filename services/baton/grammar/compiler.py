@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 from weakref import WeakValueDictionary
 
-from llguidance import LLTokenizer
-
 from baton.core.structured_output import StructuredOutput
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.lanes import TrialLanes
@@ -23,19 +21,20 @@ from baton.grammar.proof import ProvingGround
 from baton.grammar.source import check_source
 from baton.grammar.table import Grammar, TokenTable, compiled
 from baton.grammar.turns import PendingGrammar
+from baton.grammar.vocabulary import GuidedVocabulary
 from baton.process.exported import counter
 from baton.text.errors import TokenizerError
 
 
 class _Workshop:
-    """The token table and llguidance's tokenizer, shared by all threads and made for the first grammar."""
+    """The token table and the vocabulary, shared by all threads and made for the first grammar."""
 
     def __init__(self, load: Callable[[], TokenTable]) -> None:
         self._load = load
         self._lock = threading.Lock()
-        self._made: tuple[TokenTable, LLTokenizer] | None = None
+        self._made: tuple[TokenTable, GuidedVocabulary] | None = None
 
-    def made(self) -> tuple[TokenTable, LLTokenizer]:
+    def made(self) -> tuple[TokenTable, GuidedVocabulary]:
         """Return both, made at the first call. Raises GrammarError where the model cannot be guided."""
         with self._lock:
             if self._made is None:
@@ -71,10 +70,10 @@ class _Bench:
         self._tell(pending, outcome, time.monotonic() - began)
 
     def _compile(self, output: StructuredOutput) -> Grammar:
-        table, tokens = self._workshop.made()
+        table, vocabulary = self._workshop.made()
         if self._ground is None:
             self._ground = ProvingGround(table)
-        return Grammar(compiled(tokens, self._ground.prove(output)), tokens)
+        return Grammar(compiled(vocabulary.tokenizer, self._ground.prove(output)), vocabulary)
 
     def recover(self) -> float:
         if self._ground is None:

@@ -122,7 +122,7 @@ def _serve(source: BinaryIO, target: BinaryIO) -> None:
     if content is None:
         return
     try:
-        tokens = msgspec.msgpack.decode(content, type=TokenTable).build()
+        tokens = msgspec.msgpack.decode(content, type=TokenTable).build().tokenizer
     except ValueError as error:
         _answer(target, Outcome(error=in_one_line(str(error))))
         return

@@ -86,6 +86,8 @@ from baton.telemetry.tasks import TaskMetrics
 from baton.telemetry.turns import TurnMetrics
 from baton.text.digest import tokenizer_digest
 from baton.text.tokenizer import Tokenizer
+from baton.tools.formats import reasoning_format, tool_format
+from baton.tools.holding import marker_faults
 
 log = logging.getLogger(__name__)
 
@@ -140,10 +142,21 @@ def _load(config: RouterConfig) -> _Model:
     if defaults != SamplingDefaults():
         log.info("%s: requests are taken to ask for %s", config.model_names[0], defaults)
     tokenizer = Tokenizer.from_dir(path)
+    for fault in _marker_faults(config, tokenizer):
+        log.warning("%s: %s", config.model_names[0], fault)
     # A worker without a configured name names its model as a router without a configured name does.
     names = frozenset((*config.model_names, options.served_name(config.model, None)))
     expected = ExpectedModel(names, tokenizer_digest(path), tokenizer.vocab_size)
     return _Model(config, tokenizer, defaults, expected)
+
+
+def _marker_faults(config: RouterConfig, tokenizer: Tokenizer) -> list[str]:
+    template = tokenizer.chat_template
+    return marker_faults(
+        tokenizer,
+        tool_format(config.tool_call_parser, template.tool_source if template else None),
+        reasoning_format(config.reasoning_parser, template.source if template else None),
+    )
 
 
 async def _serve(config: RouterConfig, models: Sequence[_Model], place: ProcessSlot | None) -> int:

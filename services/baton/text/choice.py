@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from baton.core.logprobs import Logprobs, TokenDetails
 from baton.core.sampling_params import ResolvedSampling
-from baton.text.detokenizer import Detokenizer
+from baton.text.detokenizer import REPLACEMENT, Detokenizer
 from baton.text.stop import StopMatcher
 
 FinishReason = Literal["stop", "length"]
@@ -71,6 +71,9 @@ class ChoiceText:
         self._matcher = matcher
         self._echo = echo
         self._only_echo = only_echo
+        self._num_replaced = 0
+        """Replacement characters at the end of the text, which are not told before another character comes: a
+        character that the answer's end cuts off is left out."""
         self._plain = matcher is None and not echo and not only_echo
         # Characters of the text, stop strings included, and output tokens; counted only where tokens are
         # taken one by one.
@@ -80,7 +83,7 @@ class ChoiceText:
     def add(self, chunk: TokenChunk) -> Delta:
         """Take the next chunk. A delta with a finish reason ends the choice, even if the chunk does not."""
         if self._plain and chunk.details is None and chunk.finish_reason is None:
-            text = self._detokenizer.push(chunk.token_ids)
+            text = self._settled(self._detokenizer.push(chunk.token_ids))
             return Delta(text, chunk.token_ids, None, None, chunk.cached_tokens)
         if self._only_echo:
             return self._delta(chunk, self._echo, (), 0, "length")
@@ -101,12 +104,12 @@ class ChoiceText:
         for used, token_id in enumerate(spoken, start=1):
             offsets.append(self._num_chars)
             self._num_tokens += 1
-            text += self._searched(self._detokenizer.push((token_id,)))
+            text += self._searched(self._settled(self._detokenizer.push((token_id,))))
             if self._matched is not None:
                 return self._delta(chunk, text, offsets, used, "stop", self._matched)
         if reason is None:
             return self._delta(chunk, text, offsets, len(spoken), None)
-        text += self._searched(self._detokenizer.finish())
+        text += self._searched(self._settled(self._detokenizer.finish()))
         if self._matcher is not None:
             text += self._matcher.finish()
         offsets.append(self._num_chars)
@@ -115,6 +118,17 @@ class ChoiceText:
         stopped_by = chunk.token_ids[-1] if len(spoken) < len(chunk.token_ids) else None
         stop_reason = stopped_by if stopped_by in self._params.stop_token_ids else None
         return self._delta(chunk, text, offsets, len(chunk.token_ids), reason, stop_reason)
+
+    def _settled(self, text: str) -> str:
+        """Return ``text`` without the replacement characters at its end, and with those held back before."""
+        if text[-1:] != REPLACEMENT and not (text and self._num_replaced):
+            return text
+        whole = text.rstrip(REPLACEMENT)
+        replaced, self._num_replaced = self._num_replaced, len(text) - len(whole)
+        if whole:
+            return REPLACEMENT * replaced + whole
+        self._num_replaced += replaced
+        return ""
 
     @property
     def _matched(self) -> str | None:

@@ -12,7 +12,8 @@ import tokenizers
 
 from baton.text.config import Json
 
-_REPLACEMENT = "\ufffd"
+REPLACEMENT = "\ufffd"
+"""The character in place of bytes that are no text."""
 
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 """The characters that Python's ``surrogateescape`` makes of bytes that are not UTF-8."""
@@ -131,7 +132,7 @@ class _ByteStream:
 
     def _clean(self, text: str) -> str:
         if self._escapes and not text.isascii():
-            text = _ESCAPED_BYTE.sub(_REPLACEMENT, text)
+            text = _ESCAPED_BYTE.sub(REPLACEMENT, text)
         if self._spaces_to_strip and text:
             spaces = len(text) - len(text.lstrip(" "))
             stripped = min(spaces, self._spaces_to_strip)
@@ -164,7 +165,7 @@ class _WindowStream:
             return ""
         self._held.append(token_id)
         text = self._new_text()
-        if text.endswith(_REPLACEMENT) and len(self._held) < self._MAX_HELD:
+        if text.endswith(REPLACEMENT) and len(self._held) < self._MAX_HELD:
             return ""
         return self._take(text)
 

@@ -65,6 +65,8 @@ class Tokenizer:
         self._max_chars = max_chars
         self._prepend_bos, self._drop_bos = _bos_repair(backend, special.bos_id, add_bos)
         self._pieces = TokenPieces(backend, special.ids)
+        self.bracketed_ids = _bracketed(backend) - special.ids
+        """Added tokens of the form ``<…>`` that are no special tokens: markers, as a rule."""
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.max_token_chars = max((len(token) for token in vocabulary), default=1)
@@ -139,10 +141,12 @@ class Tokenizer:
         `Detokenizer`."""
         return Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens, kept=kept, after=after)
 
-    def special_among(self, texts: Iterable[str]) -> dict[str, int]:
-        """Return the special tokens among ``texts``, with their ids."""
+    def named_among(self, texts: Iterable[str]) -> dict[str, int]:
+        """Return those of ``texts`` that are single tokens which a grammar can name, with their ids: special
+        tokens and `bracketed_ids`."""
+        named = self.special.ids | self.bracketed_ids
         ids = {text: self._backend.token_to_id(text) for text in texts}
-        return {text: id_ for text, id_ in ids.items() if id_ in self.special.ids}
+        return {text: id_ for text, id_ in ids.items() if id_ in named}
 
     def offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the character of ``text`` in which each token of its encoding begins. Tokens that the
@@ -198,6 +202,13 @@ def _special_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> Spe
     bos_id, eos_id = id_of("bos_token"), id_of("eos_token")
     ids.update(id_ for id_ in (bos_id, eos_id) if id_ is not None)
     return SpecialTokens(files.special, frozenset(ids), bos_id, eos_id)
+
+
+def _bracketed(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    added = backend.get_added_tokens_decoder().items()
+    return frozenset(
+        id_ for id_, token in added if token.content.startswith("<") and token.content.endswith(">")
+    )
 
 
 def _bos_repair(

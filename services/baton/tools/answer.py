@@ -53,12 +53,15 @@ class AnswerFormat:
     """The functions that may be called."""
     several: bool = True
     """Whether an answer may hold more than one call; otherwise calls after the first are left out."""
+    guided: bool = False
+    """Whether answers follow a grammar, which has no reasoning where that is over before they begin."""
     marker_ids: frozenset[int] = frozenset()
     """Special tokens that the parsers look for, which must not be left out of the text."""
 
     def parser(self) -> AnswerParser:
         """Make the parser of one answer."""
+        reasoning = None if self.closed and self.guided else self.reasoning
         return AnswerParser(
-            None if self.reasoning is None else self.reasoning.parser(opened=self.opened),
+            None if reasoning is None else reasoning.parser(opened=self.opened),
             None if self.tools is None else self.tools.parser(self.names),
         )

@@ -22,11 +22,13 @@ class ToolFormat:
     spelling: CallSpelling
     """The spelling in the grammar for forced calls."""
     markers: frozenset[str]
-    """Texts that may be special tokens and must reach the parser."""
+    """Texts that may be tokens of their own and must reach the parser."""
     signs: tuple[str, ...]
     """Texts that show a chat template to be of the family, if it has one of them."""
     foreign: tuple[str, ...] = ()
     """Texts that show a chat template not to be of the family, whatever ``signs`` it has."""
+    special: bool = False
+    """Whether the family's published tokenizers have the markers as special tokens."""
 
     def is_of(self, template: str) -> bool:
         """Whether a chat template shows this format."""
@@ -72,6 +74,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
             markers=frozenset({Llama3JsonParser.opening}),
             # Llama 3.1 and 3.3 name the token; 3.2 only shows the format.
             signs=("<|python_tag|>", '{"name": function name, "parameters":'),
+            special=True,
         ),
     }
 )

@@ -4,7 +4,7 @@ reasoning."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.core.structured_output import FORM
@@ -40,28 +40,30 @@ class Calls:
     several: bool
 
 
-def grammar_of(calls: Calls | None, *, form: bool, thinks: bool, opened: bool, special: Set[str]) -> str:
+def grammar_of(
+    calls: Calls | None, *, form: bool, thinks: bool, opened: bool, tokens: Mapping[str, int]
+) -> str:
     """Return the grammar of answers that are calls, or have a ``form`` that is defined elsewhere, or are
     either.
 
     With ``thinks``, reasoning may come first; with ``opened`` it must, as the answer begins inside of it.
-    ``special`` are the markers that are special tokens: a grammar matches those by name, not as text.
+    ``tokens`` are the markers that are single tokens, with their ids, by which the grammar names them.
     """
     reasoning = "thinking /[ \\n]{0,4}/ "
-    first = reasoning if opened else f"({_terms(OPENING, special)} {reasoning})? " if thinks else ""
+    first = reasoning if opened else f"({_terms(OPENING, tokens)} {reasoning})? " if thinks else ""
     answers = " | ".join([FORM] * form + ["calls"] * (calls is not None))
     lines = [f"start: {first}({answers})"]
     if first:
-        lines.append(_thinking(special))
+        lines += _thinking(tokens)
     if calls is not None:
-        lines += _call_lines(calls, special)
+        lines += _call_lines(calls, tokens)
     return "\n".join(lines) + "\n"
 
 
-def _call_lines(calls: Calls, special: Set[str]) -> list[str]:
+def _call_lines(calls: Calls, tokens: Mapping[str, int]) -> list[str]:
     spelling = calls.spelling
     more = f" ({json.dumps(spelling.separator)} call)*" if calls.several else ""
-    around = [_terms(marker, special) for marker in (spelling.opening, spelling.closing)]
+    around = [_terms(marker, tokens) for marker in (spelling.opening, spelling.closing)]
     alternatives = " | ".join(f"function_{index}" for index in range(len(calls.functions)))
     lines = [f"calls: call{more}", f"call: {around[0]} ({alternatives}) {around[1]}"]
     for index, (name, schema) in enumerate(calls.functions.items()):
@@ -71,19 +73,30 @@ def _call_lines(calls: Calls, special: Set[str]) -> list[str]:
     return lines
 
 
-def _thinking(special: Set[str]) -> str:
-    if CLOSING in special:
-        return f"thinking: /(.|\\n)*/ {CLOSING}"
-    return f"thinking[suffix={json.dumps(CLOSING)}]: /(.|\\n)*/"
+def _thinking(tokens: Mapping[str, int]) -> list[str]:
+    if CLOSING not in tokens:
+        return [f"thinking[suffix={json.dumps(CLOSING)}]: /(.|\\n)*/"]
+    # Spelled in letters, the marker would end the reasoning for the parser, but not for the grammar.
+    spelled = CLOSING.replace("/", "\\/")
+    return [
+        f"thinking: THOUGHT {_token(tokens[CLOSING])}",
+        f"THOUGHT: /(.|\\n)*/ & ~/(.|\\n)*{spelled}(.|\\n)*/",
+    ]
 
 
-def _terms(marker: str, special: Set[str]) -> str:
+def _terms(marker: str, tokens: Mapping[str, int]) -> str:
     """Return a marker with the line breaks around it, as terms of the grammar."""
     name = marker.strip()
-    if name not in special:
+    if name not in tokens:
         return json.dumps(marker) if marker else ""
     before, after = marker.split(name)
-    return " ".join(filter(None, (before and json.dumps(before), name, after and json.dumps(after))))
+    return " ".join(
+        filter(None, (before and json.dumps(before), _token(tokens[name]), after and json.dumps(after)))
+    )
+
+
+def _token(token_id: int) -> str:
+    return f"<[{token_id}]>"
 
 
 def _spaced(schema: Mapping[str, Json]) -> dict[str, Json]:

@@ -331,9 +331,6 @@ _FRONT = (
         "--enable-offline-docs",
     ),
     *refused(
-        "The router's own figures say how busy it is.", "--enable-server-load-tracking", instead="/metrics"
-    ),
-    *refused(
         "`baton explain` tells the times of a request.",
         "--enable-per-request-metrics",
         "--per-request-spec-decode-metrics",

@@ -278,7 +278,13 @@ _FRONT = (
         "They are always sent.",
         "`x-request-id` and `x-baton-request-id` are always sent.",
     ),
-    switch("--disable-fastapi-docs", [], "Baton has no such pages.", "Baton has no such pages."),
+    switch(
+        "--disable-fastapi-docs",
+        [],
+        "Baton has no such pages.",
+        "Baton has no such pages; `/openapi.json` stays.",
+    ),
+    switch("--enable-server-load-tracking", [], "`/load` always tells it.", "`/load` always tells it."),
     switch(
         "--disable-uvicorn-access-log",
         [],

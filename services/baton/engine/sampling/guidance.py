@@ -21,13 +21,13 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.core.sampling_params import ResolvedSampling
 from baton.grammar.errors import GrammarError
-from baton.grammar.table import Grammar, raise_error
+from baton.grammar.table import Grammar, GrammarMatcher
+from baton.grammar.vocabulary import WORD_BITS, GuidedVocabulary, TextRun
 from baton.process.exported import counter
 from baton_kernels.rows import bar_tokens
 from baton_kernels.transfers import to_device, to_host
@@ -43,8 +43,9 @@ class Guide:
 
     def __init__(self, grammar: Grammar, params: ResolvedSampling, eos_token_ids: Set[int]) -> None:
         self.grammar = grammar
-        self._matcher: LLMatcher = grammar.matcher()
-        self._num_words = -(-grammar.vocab_size // 32)
+        self._matcher = grammar.matcher()
+        self._text_runs = grammar.vocabulary.text_runs
+        self._num_words, self._num_text_words = _sizes(grammar.vocabulary)
         self._taken = 0
         self._min_tokens = params.min_tokens
         self._eos = _words(eos_token_ids, self._num_words)
@@ -58,7 +59,7 @@ class Guide:
         GrammarError if the outputs do not follow the grammar, or a limit is met.
         """
         if self._taken < len(output_ids):
-            self._matcher.consume_tokens(list(output_ids[self._taken :]))
+            self._matcher.consume_tokens(output_ids[self._taken :])
             self._taken = len(output_ids)
         return self._allowed(self._matcher, self._taken)
 
@@ -68,7 +69,7 @@ class Guide:
         state."""
         # A copy, which takes 1 us, and no roll-back: a limit met on a path that is never taken must not end
         # the request.
-        matcher = self._matcher.deep_copy()
+        matcher = self._matcher.copy()
         words: list[Words] = []
         for taken, token in enumerate(drafts, start=self._taken + 1):
             if not matcher.try_consume_tokens([token]):
@@ -79,10 +80,10 @@ class Guide:
                 break
         return words
 
-    def _allowed(self, matcher: LLMatcher, taken: int) -> Words:
-        words = np.empty(self._num_words, np.int32)
-        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        raise_error(matcher)
+    def _allowed(self, matcher: GrammarMatcher, taken: int) -> Words:
+        both = np.empty(self._num_words + self._num_text_words, np.int32)
+        matcher.compute_mask(both.ctypes.data, both.nbytes)
+        words = _folded(both, self._num_words, self._text_runs)
         if not (words & self._eos).any():
             return words
         if taken < self._min_tokens and (words & ~self._ends).any():
@@ -185,6 +186,24 @@ def masks_of(rows: Sequence[GuidedRow]) -> StepMasks:
         words += own
         masked += [row._replace(at=row.at + ahead) for ahead in range(len(own))]
     return StepMasks(masked, np.stack(words), errors) if masked else StepMasks(errors=errors)
+
+
+def _sizes(vocabulary: GuidedVocabulary) -> tuple[int, int]:
+    """Return how many words of a mask hold the model's tokens, and how many hold text ids behind them."""
+    ids, text_ids = vocabulary.vocab_size, len(vocabulary.text_ids)
+    return -(-ids // WORD_BITS), -(-text_ids // WORD_BITS)
+
+
+def _folded(words: Words, num_words: int, runs: Sequence[TextRun]) -> Words:
+    """Return the first ``num_words`` of a mask, with the tokens whose text id is allowed."""
+    own, texts = words[:num_words], int.from_bytes(words[num_words:].tobytes(), "little")
+    if texts:
+        for run in runs:
+            at, shift = divmod(run.first, WORD_BITS)
+            bits = texts >> (run.text_id - num_words * WORD_BITS) & ((1 << run.size) - 1)
+            size = -(-(shift + run.size) // WORD_BITS)
+            own[at : at + size] |= np.frombuffer((bits << shift).to_bytes(4 * size, "little"), np.int32)
+    return own
 
 
 def _words(token_ids: Set[int], num_words: int) -> Words:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.core.priority import NO_PRIORITY, Priority
 from baton.core.sampling_params import ResolvedSampling
@@ -82,3 +82,7 @@ class Usage:
         self.completion_tokens += len(delta.token_ids)
         if index % job.n == 0:
             self.cached_tokens += delta.cached_tokens
+
+    def before(self, delta: Delta) -> Usage:
+        """Return the usage without the tokens of ``delta``, which was added last."""
+        return replace(self, completion_tokens=self.completion_tokens - len(delta.token_ids))

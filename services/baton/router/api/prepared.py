@@ -54,6 +54,8 @@ class FormatAsked(msgspec.Struct, frozen=True, array_like=True):
     names: frozenset[str]
     """The functions that may be called."""
     several: bool
+    guided: bool = False
+    """Whether the answers follow a grammar."""
 
 
 class Repeated(msgspec.Struct, frozen=True, array_like=True):

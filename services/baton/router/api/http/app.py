@@ -109,9 +109,12 @@ def _add_routes(app: FastAPI, catalogue: Catalogue, siblings: Siblings) -> None:
         ("/v1/models", status.models),
         ("/v1/models/{model_id:path}", status.model),
         ("/health", status.health),
+        ("/ping", status.health),
+        ("/load", status.load),
         ("/version", status.version),
         ("/metrics", status.metrics),
         ("/debug/requests", debug.requests),
         ("/debug/requests/{request_id:path}", debug.request),
     ):
         app.add_api_route(path, handler, methods=["GET"], response_model=None)
+    app.add_api_route("/ping", status.health, methods=["POST"], response_model=None)

@@ -61,7 +61,8 @@ class DescribedApi(FastAPI):
     """An application of plain routes, whose OpenAPI document also holds the schemas of msgspec bodies."""
 
     def __init__(self, *, title: str, version: str, summary: str) -> None:
-        super().__init__(title=title, version=version, summary=summary)
+        # FastAPI's pages would load their scripts from another host.
+        super().__init__(title=title, version=version, summary=summary, docs_url=None, redoc_url=None)
         self.router.route_class = PlainRoute
 
     def openapi(self) -> dict[str, object]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import orjson
 from starlette.requests import Request
@@ -28,6 +29,11 @@ from baton.router.api.http.server.stream import Begun, Deltas, begin
 from baton.router.api.job import Job, Usage
 from baton.router.api.prepared import Telling
 from baton.text.choice import Delta
+
+_NEVER: Mapping[str, object] = MappingProxyType(
+    {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
+)
+"""Fields of vLLM's that an answer always has there, and that Baton has nothing for."""
 
 
 @dataclass(slots=True)
@@ -98,17 +104,18 @@ def _document(
 ) -> dict[str, object]:
     document: dict[str, object] = {
         **_envelope(job, chat=chat, streamed=False).fields(),
+        "service_tier": None,
         "choices": [
             _choice_fields(job, index, choice, chat=chat, with_token_ids=with_token_ids)
             for index, choice in enumerate(choices)
         ],
         "usage": usage_fields(usage),
     }
-    if chat and with_token_ids:
-        document["prompt_token_ids"] = job.prompts[0]
-    if chat and job.prompt_logprobs is not None:
+    if chat:
         document["prompt_logprobs"] = choices[0].prompt_logprobs
-    return document
+        document["prompt_token_ids"] = job.prompts[0] if with_token_ids else None
+        document["prompt_text"] = None
+    return {**document, **_NEVER}
 
 
 def _choice_fields(
@@ -125,13 +132,12 @@ def _choice_fields(
         "logprobs": choice.logprobs or None,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
+        "token_ids": choice.token_ids if with_token_ids else None,
+        "routed_experts": None,
     }
-    if with_token_ids:
-        fields["token_ids"] = choice.token_ids
-        if not chat:
-            fields["prompt_token_ids"] = job.prompts[index // job.n]
-    if not chat and job.prompt_logprobs is not None:
+    if not chat:
         fields["prompt_logprobs"] = choice.prompt_logprobs
+        fields["prompt_token_ids"] = job.prompts[index // job.n] if with_token_ids else None
     return fields
 
 
@@ -167,7 +173,7 @@ async def _events(begun: Begun, view: LogprobsView, telling: Telling, *, chat: b
         if job.prompt_logprobs is not None:
             prompt["prompt_logprobs"] = told.prompt
         if chat:
-            return writer.opening(index, prompt) + text_event(index, delta, told)
+            return writer.opening(index, usage.before(delta), prompt) + text_event(index, delta, told)
         return writer.delta(index, delta, usage, told.logprobs, prompt)
 
     try:

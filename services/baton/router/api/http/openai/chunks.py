@@ -70,14 +70,15 @@ class ChunkWriter:
         ]
         self._after_text = b"}" if chat else b""
         self._no_usage = b',"usage":null' if usage != "none" else b""
-        self._tail = self._after_text + b',"logprobs":null,"finish_reason":null}]' + self._no_usage + b"}\n\n"
+        self._no_prompt: dict[str, object] = {} if chat else {"prompt_token_ids": None}
+        self._tail = self._event([self._after_text], _NO_TOKENS, None, None, None, None)
 
-    def opening(self, index: int, prompt: dict[str, object]) -> bytes:
+    def opening(self, index: int, usage: Usage, prompt: dict[str, object]) -> bytes:
         """Return the first event of a chat's choice, with its role. It also has the fields in ``prompt``."""
-        told = _more_fields(prompt)
+        told = _more_fields({"prompt_token_ids": None, **prompt})
         return (
             b'%b%b,"choices":[{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,'
-            b'"finish_reason":null}]%b}\n\n' % (self._start, told, index, self._no_usage)
+            b'"finish_reason":null}]%b}\n\n' % (self._start, told, index, self._usage(usage))
         )
 
     def delta(
@@ -94,7 +95,8 @@ class ChunkWriter:
             if not delta.text:
                 return b""
             return b"".join((self._heads[index], orjson.dumps(delta.text), self._tail))
-        return self._full_delta(index, delta, usage, logprobs, prompt or {})
+        text = [self._heads[index], orjson.dumps(delta.text), self._after_text]
+        return self._event(text, delta, delta.finish_reason, usage, logprobs, prompt)
 
     def message(
         self,
@@ -106,56 +108,50 @@ class ChunkWriter:
         logprobs: Fields | None = None,
     ) -> bytes:
         """Return the events of a chat's delta whose text was parsed, one for each of ``pieces``; the last one
-        has the rest of the delta. The end of a choice has an event of its own, as OpenAI's has, since its
-        client relies on it. Empty if there is nothing to tell yet."""
-        if self._text_only and not pieces and delta.finish_reason is None and logprobs is None:
+        has the rest of the delta. A finish reason behind a call has an event of its own, as OpenAI's has,
+        since its client relies on it. Empty if there is nothing to tell yet."""
+        ended = delta.finish_reason is not None
+        if self._text_only and not pieces and not ended and logprobs is None:
             return b""
         head = b'%b,"choices":[{"index":%d,"delta":' % (self._start, index)
-        *earlier, last = pieces if pieces and delta.finish_reason is None else (*pieces, {})
+        *earlier, last = pieces or ({},)
         events = [
-            self._event([head, orjson.dumps(piece)], _NO_TOKENS, None, usage, None, {}) for piece in earlier
+            self._event([head, orjson.dumps(piece)], _NO_TOKENS, None, usage, None, None) for piece in earlier
         ]
-        events.append(self._event([head, orjson.dumps(last)], delta, finish_reason, usage, logprobs, {}))
+        if ended and "tool_calls" in last:
+            told = delta._replace(finish_reason=None)
+            events.append(self._event([head, orjson.dumps(last)], told, None, usage, logprobs, None))
+            delta, logprobs, last = delta._replace(token_ids=()), None, {}
+        events.append(self._event([head, orjson.dumps(last)], delta, finish_reason, usage, logprobs, None))
         return b"".join(events)
-
-    def _full_delta(
-        self,
-        index: int,
-        delta: Delta,
-        usage: Usage,
-        logprobs: Fields | None,
-        prompt: dict[str, object],
-    ) -> bytes:
-        text = [self._heads[index], orjson.dumps(delta.text), self._after_text]
-        return self._event(text, delta, delta.finish_reason, usage, logprobs, prompt)
 
     def _event(
         self,
         parts: list[bytes],
         delta: Delta,
         finish_reason: str | None,
-        usage: Usage,
+        usage: Usage | None,
         logprobs: Fields | None,
-        prompt: dict[str, object],
+        prompt: dict[str, object] | None,
     ) -> bytes:
-        """Return an event that begins with ``parts``."""
+        """Return an event that begins with ``parts``. It has the fields that vLLM's have, null ones too."""
         parts += (
             b',"logprobs":',
             orjson.dumps(logprobs),
             b',"finish_reason":',
             orjson.dumps(finish_reason),
         )
-        if delta.finish_reason is not None:
+        if delta.finish_reason is not None or not self._chat:
             parts += (b',"stop_reason":', orjson.dumps(delta.stop_reason))
-        if self._with_token_ids:
-            parts += (b',"token_ids":', orjson.dumps(delta.token_ids))
-        parts += (_more_fields(prompt), b"}]")
-        if self._usage_mode == "continuous":
-            parts += (b',"usage":', orjson.dumps(usage_fields(usage)))
-        else:
-            parts.append(self._no_usage)
-        parts.append(b"}\n\n")
+        parts.append(_more_fields(self._no_prompt | (prompt or {})))
+        parts += (b',"token_ids":', orjson.dumps(delta.token_ids if self._with_token_ids else None))
+        parts += (b"}]", self._usage(usage), b"}\n\n")
         return b"".join(parts)
+
+    def _usage(self, usage: Usage | None) -> bytes:
+        if usage is None or self._usage_mode != "continuous":
+            return self._no_usage
+        return b',"usage":' + orjson.dumps(usage_fields(usage))
 
     def usage(self, usage: Usage) -> bytes:
         """Return the event after the last choice's end, for a client that asked for usage."""

@@ -53,8 +53,9 @@ class CallPolicy:
         self._format_for(use)
         return use
 
-    def asked(self, body: ChatRequest, use: ToolUse | None, prompt: str) -> FormatAsked | None:
-        """Return how the answers to ``prompt`` are to be parsed; None: not at all."""
+    def asked(self, body: ChatRequest, use: ToolUse | None, prompt: str, *, form: bool) -> FormatAsked | None:
+        """Return how the answers to ``prompt`` are to be parsed; None: not at all. ``form``: whether they
+        must have a form."""
         reasoning = None if body.echo else self._reasoning
         if reasoning is None and use is None:
             return None
@@ -66,6 +67,7 @@ class CallPolicy:
             tools=use is not None,
             names=frozenset() if use is None else use.names,
             several=use is None or use.parallel,
+            guided=form or (use is not None and use.mode != "auto"),
         )
 
     def format_of(self, asked: FormatAsked | None) -> AnswerFormat | None:
@@ -82,7 +84,8 @@ class CallPolicy:
             tools=tools,
             names=asked.names,
             several=asked.several,
-            marker_ids=frozenset(self._special(reasoning, tools).values()),
+            guided=asked.guided,
+            marker_ids=frozenset(self._markers(reasoning, tools).values()),
         )
 
     def constrained(
@@ -117,7 +120,7 @@ class CallPolicy:
             form=form is not None,
             thinks=thinks,
             opened=format_.opened,
-            special=self._special(format_.reasoning, format_.tools).keys(),
+            tokens=self._markers(format_.reasoning, format_.tools),
         )
         asked = StructuredOutput("grammar", grammar) if form is None else replace(form, around=grammar)
         return replace(params, structured_output=asked)
@@ -130,10 +133,10 @@ class CallPolicy:
             several=use.parallel,
         )
 
-    def _special(self, *formats: ReasoningFormat | ToolFormat | None) -> dict[str, int]:
-        """Return the markers that are special tokens, with their ids."""
+    def _markers(self, *formats: ReasoningFormat | ToolFormat | None) -> dict[str, int]:
+        """Return the markers that are single tokens, with their ids."""
         markers = [marker for format_ in formats if format_ is not None for marker in format_.markers]
-        return self._tokenizer.special_among(markers)
+        return self._tokenizer.named_among(markers)
 
     def _format_for(self, use: ToolUse) -> ToolFormat:
         if self._tools is not None:

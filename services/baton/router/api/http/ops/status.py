@@ -25,6 +25,8 @@ from baton.telemetry.snapshot import Snapshot
 
 METRICS = "metrics"
 """The name of the question for metrics that the processes of a router ask each other."""
+LOAD = "load"
+"""The name of the question for how many requests a process answers."""
 
 Encoder = Callable[[Collector], bytes]
 
@@ -36,6 +38,7 @@ class StatusEndpoints:
         self._catalogue = catalogue
         self._siblings = siblings
         siblings.on(METRICS, self._packed_metrics)
+        siblings.on(LOAD, self._packed_load)
         self._created = int(time.time())
 
     async def models(self, request: Request) -> Response:
@@ -99,6 +102,21 @@ class StatusEndpoints:
     async def version(self, request: Request) -> Response:
         """Return the server's version."""
         return _json({"version": baton.__version__})
+
+    async def load(self, request: Request) -> Response:
+        """Return the number of requests that are generating now, in all processes, as vLLM names it."""
+        others = await self._siblings.ask(LOAD)
+        return _json({"server_load": self._in_flight() + sum(int(told) for told in others.values())})
+
+    def _in_flight(self) -> int:
+        return sum(
+            int(sample.value)
+            for metric in self._catalogue.metrics.in_flight.collect()
+            for sample in metric.samples
+        )
+
+    async def _packed_load(self, _: bytes) -> bytes:
+        return b"%d" % self._in_flight()
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics of all processes in the format that the scraper prefers. The metrics are read

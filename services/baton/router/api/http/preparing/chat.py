@@ -47,8 +47,8 @@ class ChatPreparer:
         prompt = chosen.prompts.from_text(
             text, chosen.model, "messages", add_special_tokens=bool(body.add_special_tokens)
         )
-        asked = self.calls.asked(body, use, text)
         form = form_asked(body)
+        asked = self.calls.asked(body, use, text, form=form is not None)
         max_tokens_param = "max_tokens"
         if body.max_completion_tokens is not None:
             max_tokens_param, body.max_tokens = "max_completion_tokens", body.max_completion_tokens

@@ -90,7 +90,8 @@ class ResponseWriter:
         usage = self.answer.usage
         return {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            # What writing to a cache costs elsewhere: here, nothing is counted as written.
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self.answer.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

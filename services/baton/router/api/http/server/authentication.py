@@ -12,7 +12,7 @@ from baton.router.api.http.server.request_headers import header
 from baton.router.security.client import Client
 from baton.router.ui.files import PAGE_FILES
 
-OPEN = frozenset({"/health", "/metrics", "/version", *PAGE_FILES})
+OPEN = frozenset({"/health", "/ping", "/load", "/metrics", "/version", *PAGE_FILES})
 """The paths for probes and scrapers, which have no key, and the page's files; they reveal nothing about
 requests."""
 
