@@ -49,6 +49,10 @@ class Speculator:
         self.stats = NO_DRAFTS
         """The figures so far. Replaced, never changed: any thread may read them."""
 
+    def anew(self) -> Speculator:
+        """The same drafter with the same limits, of which nothing is known and nothing counted yet."""
+        return Speculator(self.drafter, self.num_tokens, self._vocab_size)
+
     def ended(self, sequence: TokenSequence) -> None:
         """Notes that a sequence is over. Any thread."""
         self._ended.append(sequence)
