@@ -49,6 +49,8 @@ WRAPPED = (
 )
 """Beginnings of names in checkpoints that have an encoder, too, or call the model a backbone, and what they
 are elsewhere."""
+MOST_NAME_BYTES = 255
+"""The length of the longest name that a file system has for a file."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -256,7 +258,7 @@ def _paths_of_weights(path: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name:
             raise ModelError(f"{index}: shard {name} lies outside the directory")
-        if not (path / name).is_file():
+        if len(name.encode(errors="replace")) > MOST_NAME_BYTES or not (path / name).is_file():
             raise ModelError(f"{path}: shard {name} is missing ({INDEX_FILE} lists it)")
     return [path / name for name in names]
 
