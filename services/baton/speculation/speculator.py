@@ -50,7 +50,7 @@ class Speculator:
         """The figures so far. Replaced, never changed: any thread may read them."""
 
     def anew(self) -> Speculator:
-        """The same drafter with the same limits, of which nothing is known and nothing counted yet."""
+        """Return a speculator of this drafter and these limits that has seen and counted nothing."""
         return Speculator(self.drafter, self.num_tokens, self._vocab_size)
 
     def ended(self, sequence: TokenSequence) -> None:
