@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import os
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
+from baton.process.bounded_json import parse_json
 from baton.process.options import ModelError
 
 DEMO = "demo"
@@ -18,8 +20,12 @@ SKIPPED_FILES = ("*/*", "consolidated*")
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
+_FARTHEST = 2**62
+"""A place behind the end of any file."""
 _KV_SCALES = ("k_scale", "v_scale", "kv_scale", "k_proj.output_scale", "v_proj.output_scale")
 """Ends of the names of the scales of K and V."""
+MOST_HEADER_BYTES = 100_000_000
+"""The size of the largest header of a safetensors file; the format's own bound."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -61,7 +67,7 @@ def revision_of(path: Path) -> str:
     Two workers may exchange KV only if these agree. Hashed are config.json and, of each safetensors file,
     its name, size and header (which names every tensor) and samples spread over the data, so that two
     fine-tunes of one model differ; reading whole files would take minutes. The scales of K and V are hashed
-    whole: calibration changes nothing else.
+    whole: calibration changes nothing else. ModelError for a file without a whole header.
     """
     digest = hashlib.sha256()
     config = path / "config.json"
@@ -72,26 +78,44 @@ def revision_of(path: Path) -> str:
         size = file.stat().st_size
         digest.update(f"\0{file.name}\0{size}\0".encode())
         with file.open("rb") as stream:
-            prefix = stream.read(8)
-            digest.update(prefix)
-            header = min(int.from_bytes(prefix, "little"), size)
-            described = stream.read(header)
+            described = _header_of(file, stream)
+            header = len(described)
+            digest.update(header.to_bytes(8, "little"))
             digest.update(described)
             digest.update(_kv_scales(stream, described))
             for sample in range(_SAMPLES):
-                stream.seek(8 + header + max(0, size - 8 - header) * sample // _SAMPLES)
+                stream.seek(8 + header + (size - 8 - header) * sample // _SAMPLES)
                 digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
 
 
 def kv_scales_digest(path: Path) -> str:
-    """16 hex digits that name the scales of K and V in a model directory; "": it has none."""
+    """16 hex digits that name the scales of K and V in a model directory; "": it has none. ModelError for a
+    file without a whole header."""
     found = b""
     for file in sorted(path.glob("*.safetensors")):
         with file.open("rb") as stream:
-            header = min(int.from_bytes(stream.read(8), "little"), file.stat().st_size)
-            found += _kv_scales(stream, stream.read(header))
+            found += _kv_scales(stream, _header_of(file, stream))
     return hashlib.sha256(found).hexdigest()[:16] if found else ""
+
+
+def _header_of(file: Path, stream: BinaryIO) -> bytes:
+    try:
+        return read_header(stream)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: truncated or corrupt ({error})") from error
+
+
+def read_header(stream: BinaryIO) -> bytes:
+    """The header of the safetensors file that ``stream`` is at the begin of; the stream is behind it then.
+
+    ValueError, and nothing is read, if the file is too small for the header that it tells of, or the header
+    is larger than ``MOST_HEADER_BYTES``."""
+    size = os.fstat(stream.fileno()).st_size
+    length = int.from_bytes(stream.read(8), "little")
+    if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
+        raise ValueError(f"the header has {length} bytes, the file {size}")
+    return stream.read(length)
 
 
 def _kv_scales(stream: BinaryIO, header: bytes) -> bytes:
@@ -100,18 +124,24 @@ def _kv_scales(stream: BinaryIO, header: bytes) -> bytes:
     if b"_scale" not in header:
         return b""
     try:
-        named = json.loads(header)
-        places = [
-            tuple(tensor["data_offsets"]) for name, tensor in named.items() if name.endswith(_KV_SCALES)
-        ]
-        places = sorted((start, stop) for start, stop in places if 0 <= start < stop <= start + _SAMPLE_BYTES)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        described = parse_json(header)
+    except ValueError:
         return b""  # whoever loads the file says what is wrong with it
     found = b""
-    for start, stop in places:
+    for start, stop in sorted(_small_scales(described)):
         stream.seek(8 + len(header) + start)
         found += stream.read(stop - start)
     return found
+
+
+def _small_scales(described: object) -> Iterator[tuple[int, int]]:
+    """The first byte, and the byte behind the last, of each scale of K and V that has a few bytes."""
+    for name, tensor in described.items() if isinstance(described, dict) else ():
+        offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
+        match offsets:
+            case [int(start), int(stop)] if name.endswith(_KV_SCALES) and 0 <= start < stop:
+                if stop <= min(start + _SAMPLE_BYTES, _FARTHEST):
+                    yield start, stop
 
 
 def _demo_model() -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -174,12 +176,35 @@ def test_revision_of_odd_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     for size in (0, 3, 8, 100):
         (tmp_path / "model.safetensors").write_bytes(b"\xff" * size)
-        hub.revision_of(tmp_path)
+        for digest in (hub.revision_of, hub.kv_scales_digest):
+            with pytest.raises(
+                ModelError, match=r"model\.safetensors: truncated or corrupt \(the header has"
+            ):
+                digest(tmp_path)
     for header in (
         b'{"k_scale": 1}',
         b'["k_scale"]',
         b'{"k_scale": {"data_offsets": ["a", 4]}}',
+        b'{"k_scale": {"data_offsets": [0.5, 4.5]}}',
+        b'{"k_scale": {"data_offsets": [1180591620717411303424, 1180591620717411303428]}}',
+        b'{"k_scale": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b"{k_scale",
     ):
         (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         hub.revision_of(tmp_path)
+
+
+@pytest.mark.parametrize("length", [2**60, 200_000_000], ids=["beyond the file", "beyond the format"])
+@pytest.mark.parametrize("digest", [hub.revision_of, hub.kv_scales_digest])
+def test_a_corrupt_header_is_not_read(digest: Callable[[Path], str], length: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with (tmp_path / "model.safetensors").open("wb") as stream:
+        stream.write(length.to_bytes(8, "little"))
+        stream.truncate(1 << 30)  # without blocks of its own
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=rf"truncated or corrupt \(the header has {length} bytes"):
+            digest(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

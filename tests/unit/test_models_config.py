@@ -12,6 +12,7 @@ import pytest
 
 from baton.models.config import ModelConfig, RopeConfig
 from baton.process.options import ModelError
+from tests.support.published_configs import PUBLISHED
 
 BASE: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -129,6 +130,42 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"architectures": None}, "architectures is missing; needed: one of LlamaForCausalLM, Mistral"),
     ({"hidden_size": None}, "hidden_size is missing; needed: a whole number of at least 1"),
     ({"vocab_size": "many"}, 'vocab_size is "many"; allowed: a whole number of at least 1'),
+    ({"architectures": [["x"]]}, 'architectures is [["x"]]; allowed: one of'),
+    ({"architectures": [{}], "auto_map": {}}, "auto_map is {}; allowed: nothing"),
+    (
+        {"num_hidden_layers": 2**64},
+        "num_hidden_layers is 18446744073709551616; allowed: a whole number of at most",
+    ),
+    ({"num_hidden_layers": 10_001}, "num_hidden_layers is 10001; allowed: a whole number of at most 10000"),
+    ({"vocab_size": 2**31}, "vocab_size is 2147483648; allowed: a whole number of at most 2147483647"),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps is Infinity; allowed: a number of at most"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN; allowed: a number above 0"),
+    ({"rms_norm_eps": 10**400}, "; allowed: a number of at most 3e+38"),
+    ({"partial_rotary_factor": 1e308}, "partial_rotary_factor is 1e+308; allowed: a number of at most"),
+    ({"partial_rotary_factor": 1e30}, "partial_rotary_factor is 1e+30; allowed: at most 1"),
+    (
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": float("inf"),
+                "original_max_position_embeddings": 8,
+            }
+        },
+        "rope_scaling.factor is Infinity; allowed: a number of at most",
+    ),
+    (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 1e30, "original_max_position_embeddings": 8}},
+        "max_position_embeddings is 2048; allowed: a length that, times the factor of the rotation, is",
+    ),
+    (
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 1000}},
+        "max_position_embeddings is 2048; allowed: a length that, times the factor of the rotation, is",
+    ),
+    (
+        {"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 10**400], "factor": 2}},
+        "; allowed: 4 numbers above 0",
+    ),
+    ({"eos_token_id": 2**31}, "eos_token_id is 2147483648; allowed: a token id"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0; allowed: a whole number of at least 1"),
     ({"num_hidden_layers": True}, "num_hidden_layers is true; allowed: a whole number of at least 1"),
     ({"num_key_value_heads": 3}, "num_key_value_heads is 3; allowed: a divisor of num_attention_heads (8)"),
@@ -209,6 +246,41 @@ def test_config_that_is_no_json_object(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json: (cannot be read as JSON|holds no JSON object)"):
         ModelConfig.from_dir(tmp_path)
+
+
+def test_a_value_that_nobody_expected_is_refused_with_its_field() -> None:
+    config = {**PUBLISHED["granite-4.0-h-1b"], "layer_types": [["mamba"]] * 40}
+    with pytest.raises(
+        ModelError, match=r"^here: layer_types, or a field before it, has a value that cannot be"
+    ):
+        ModelConfig.from_dict(config, where="here")
+
+
+def test_files_nested_too_deep(tmp_path: Path) -> None:
+    deep = {depth: '{"a": ' + "[" * depth + "]" * depth + "}" for depth in (65, 100_000)}
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    for text in deep.values():
+        (tmp_path / "generation_config.json").write_text(text)
+        with pytest.raises(ModelError, match=r"generation_config\.json: .* as JSON \(nested deeper than 64"):
+            ModelConfig.from_dir(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    for text in deep.values():
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ModelError, match=r"/config\.json: .* as JSON \(nested deeper than 64"):
+            ModelConfig.from_dir(tmp_path)
+
+
+def test_a_file_too_large(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as stream:
+        stream.truncate(1 << 33)
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read as JSON \(over \d+ bytes\)"):
+        ModelConfig.from_dir(tmp_path)
+
+
+def test_long_values_are_shown_in_part() -> None:
+    with pytest.raises(ModelError) as error:
+        parse(hidden_act="x" * 100_000)
+    assert 200 < len(str(error.value)) < 400
 
 
 def test_missing_directory_and_file(tmp_path: Path) -> None:

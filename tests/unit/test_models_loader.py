@@ -7,17 +7,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.models.decoder import Decoder
 from baton.models.expected_tensors import TensorPlaces
 from baton.models.loader import fill, load_model
 from baton.models.quantization.base import Place
 from baton.models.weight_file import WeightFile
 from baton.process.options import ModelError
+from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import TINY_MODELS
 
 Edit = Callable[[dict[str, Tensor]], object]
@@ -46,6 +49,11 @@ def edit(path: Path, change: Edit) -> None:
     tensors = load_file(path / "model.safetensors")
     change(tensors)
     save_file(tensors, path / "model.safetensors")
+
+
+def configure(path: Path, **changes: object) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def test_shards_hold_the_same_model(single: Path, sharded: Path) -> None:
@@ -148,6 +156,66 @@ def test_missing_shard(sharded: Path) -> None:
 def test_broken_index(index: str, sharded: Path) -> None:
     (sharded / "model.safetensors.index.json").write_text(index)
     assert "model.safetensors.index.json: cannot be read as an index of weights" in refusal(sharded)
+
+
+def test_an_index_nested_too_deep(sharded: Path) -> None:
+    index = sharded / "model.safetensors.index.json"
+    index.write_text('{"weight_map": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert f"{index}: cannot be read as an index of weights" in refusal(sharded)
+
+
+def test_a_header_nested_too_deep(single: Path) -> None:
+    header = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    (single / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "model.safetensors: truncated or corrupt (nested deeper than 64 levels)" in refusal(single)
+
+
+LARGE: list[tuple[dict[str, object], str]] = [
+    ({"num_hidden_layers": 10_000}, "num_hidden_layers is 10000; allowed: at most 3, as in the weights"),
+    (
+        {"vocab_size": 2**31 - 1},
+        "vocab_size and hidden_size make a matrix of 2147483647 x 64; allowed: at most",
+    ),
+    (
+        {"hidden_size": 2**31 - 8, "head_dim": 16},
+        "vocab_size and hidden_size make a matrix of 320 x 2147483640; allowed",
+    ),
+    (
+        {"head_dim": 2**30},
+        "num_attention_heads, head_dim and hidden_size make a matrix of 4294967296 x 64; allowed",
+    ),
+    ({"intermediate_size": 2**31 - 1}, "mlp.down_proj.weight has shape [64, 112]; expected [64, 2147483647]"),
+    ({"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}, "_proj.weight has shape"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), LARGE, ids=[message[:40] for _, message in LARGE])
+def test_sizes_that_are_not_those_of_the_files(
+    changes: dict[str, object], message: str, single: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is allocated for a model that its files are not of."""
+    configure(single, **changes)
+    allocated: list[str] = []
+    build = Decoder.__init__
+
+    def init(self: Decoder, *args: Any) -> None:
+        allocated.append(torch.get_default_device().type)
+        build(self, *args)
+
+    monkeypatch.setattr(Decoder, "__init__", init)
+    assert message in refusal(single)
+    assert set(allocated) <= {"meta"}
+
+
+def test_experts_that_are_not_in_the_files(tmp_path: Path) -> None:
+    path = MIXTURES["mixtral"](tmp_path / "model")
+    configure(path, num_local_experts=2**31 - 1)
+    assert "the number of experts is 2147483647; allowed: at most 5, as in the weights" in refusal(path)
+
+
+def test_sizes_that_no_memory_has(single: Path) -> None:
+    configure(single, intermediate_size=2**31 - 1, hidden_size=2**31 - 8, head_dim=16)
+    assert "config.json: describes no model that can be built (" in refusal(single, load_format="dummy")
 
 
 def test_shard_outside_the_directory(sharded: Path) -> None:

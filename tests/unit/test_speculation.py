@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Ids
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,8 @@ from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
 from tests.support.local_worker import LocalWorker, local_ring, until
 from tests.support.runners import runner_of
+from tests.support.tiny_latents import LATENTS
+from tests.support.tiny_mambas import MAMBAS
 from tests.support.tiny_models import TINY_MODELS
 
 GREEDY = ResolvedSampling(max_tokens=40, temperature=0.0)
@@ -519,6 +521,22 @@ class TestRealModels:
             start(tmp_path / "nothing")
         with pytest.raises(ModelError, match="speculative_model"):
             start(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("recipe", "kept"),
+        [
+            (LATENTS["deepseek-v3"], r"DeepseekV3ForCausalLM keeps latents in layer 0"),
+            (MAMBAS["lfm2"], r"Lfm2ForCausalLM keeps a state in layer \d"),
+            (MAMBAS["falcon-h1"], r"FalconH1ForCausalLM keeps .* and .* in layer 0"),
+        ],
+    )
+    def test_one_that_keeps_anything_else_is_refused(
+        self, recipe: Callable[[Path], Path], kept: str, models: dict[str, Path], tmp_path: Path
+    ) -> None:
+        """Its layers would take the drafter's K and V for what they keep, and write elsewhere."""
+        options = {"speculative_method": "draft", "speculative_model": str(recipe(tmp_path / "draft"))}
+        with pytest.raises(ModelError, match=rf"speculative_model .*: {kept}; allowed: a model that keeps K"):
+            Engine.from_config(EngineConfig(models["llama"], num_blocks=8, **options))  # type: ignore[arg-type]
 
     def test_its_kv_counts(self, models: dict[str, Path]) -> None:
         plain = Engine.from_config(EngineConfig(models["llama"], kv_cache_bytes=1 << 20))

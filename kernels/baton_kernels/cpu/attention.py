@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.checks import check_batch, check_rows, check_shape
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
 from baton_kernels.kv_fp8 import FP8, UNSCALED, KVScales, as_stored, in_place
 from baton_kernels.kv_scaled import has_scales, store_scaled
@@ -31,16 +32,42 @@ class CpuPlan:
     """The pool's, the numbers of a block, and whether it has a scale for each head and block."""
     codes: bool
     """Whether the pool is of FP8."""
+    view: torch.Size
+    """The pool's shape."""
     threads: int
 
     @classmethod
     def build(cls, batch: PagedBatch, pool: Tensor) -> CpuPlan | None:
-        """The plan of a step; None if plain torch has to compute it: see :meth:`takes`."""
+        """The plan of a step; None if plain torch has to compute it: see :meth:`takes`. ValueError for a step
+        that names what the pool has not."""
         kernels = native()
         if kernels is None or not cls.takes(pool.dtype, pool.shape[-1]):
             return None
+        if pool.dim() != 6 or pool.shape[3] != 2:
+            raise ValueError(
+                f"a pool of K and V is {tuple(pool.shape)}; allowed: [blocks, heads, layers, 2, ...]"
+            )
+        num_blocks, block_size, tables = len(pool), pool.shape[4], batch.row_tables
+        check_batch(batch, num_blocks, block_size)
+        check_rows(tables, batch.decode_contexts, batch.num_decode, num_blocks, block_size)
         shape = (ctypes.c_int64 * 8)(*pool.shape, pool.stride(0), has_scales(pool))
-        return cls(kernels, batch, batch.row_tables, shape, pool.dtype == FP8, torch.get_num_threads())
+        return cls(
+            kernels, batch, tables, shape, pool.dtype == FP8, pool.shape, threads=torch.get_num_threads()
+        )
+
+    def check_layer(self, pool: Tensor, layer: int, tensor: Tensor, heads: int) -> None:
+        """Check the pool and layer of a call, and its heads [T, heads, head_dim]: ``heads`` of queries, and
+        those of K and V unless the tensor has no more. ValueError if the kernels would misread them."""
+        view, (tokens, all_heads, dim) = self.view, tensor.shape
+        kind = tensor.dtype in KINDS and (self.codes or pool.dtype == tensor.dtype)
+        fits = heads > 0 and heads % view[1] == 0 and all_heads in (heads, heads + 2 * view[1])
+        known = pool.shape == view and (pool.dtype == FP8) == self.codes and 0 <= layer < view[2]
+        if not (kind and fits and known and dim == view[5] and tokens == len(self.batch.slot_blocks)):
+            raise ValueError(
+                f"layer {layer} has heads {tuple(tensor.shape)} {tensor.dtype} over a pool "
+                f"{tuple(pool.shape)} {pool.dtype}; planned: {len(self.batch.slot_blocks)} tokens over "
+                f"{tuple(view)}"
+            )
 
     @classmethod
     def takes(cls, dtype: torch.dtype, head_dim: int) -> bool:
@@ -72,6 +99,9 @@ class CpuPlan:
         scales: KVScales = UNSCALED,
     ) -> Tensor:
         tokens, heads, dim = qkv.shape[0], qkv.shape[1] - 2 * pool.shape[1], qkv.shape[2]
+        self.check_layer(pool, layer, qkv, heads)
+        for angles in (cos, sin):
+            check_shape("the angles", angles, (tokens, 1, dim), torch.float32)
         qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
         q = torch.empty((tokens, heads, dim), dtype=qkv.dtype)
         self.kernels.rotate_and_store(
@@ -110,9 +140,12 @@ class CpuPlan:
         scales: KVScales = UNSCALED,
         out: Tensor | None = None,
     ) -> Tensor:
+        self.check_layer(pool, layer, q, q.shape[1])
         q = q.contiguous()
         if out is None:
             out = torch.empty_like(q)
+        elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
+            raise ValueError(f"out is {tuple(out.shape)} {out.dtype}; allowed: {tuple(q.shape)} {q.dtype}")
         batch, heads = self.batch, q.shape[1]
         of_heads = None if sinks is None else numbers_of_heads(sinks, heads)
         number = window_number(window)

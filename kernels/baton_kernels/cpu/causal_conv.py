@@ -7,6 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.checks import check_states
 from baton_kernels.cpu.library import Native, pointer
 from baton_kernels.cpu.linear import kernels_for
 from baton_kernels.paged import StateRows
@@ -66,14 +67,12 @@ class Taps(ctypes.Structure):
         return cls(weight.data_ptr(), pointer(bias), channels, rows - 1)
 
 
-def kernels_of(pages: Tensor, rows: StateRows) -> Native | None:
-    """The kernels for states in this pool. None: plain torch computes. ValueError for tables that are no
-    int64 in one piece, which the kernels could not read."""
-    kernels = kernels_for(pages.device, torch.float32)
-    tables = [rows.decode_sources, rows.decode_targets]
-    tables += [table for segment in rows.segments for table in (segment.source, segment.target)]
-    if kernels is not None and not all(t.dtype == torch.int64 and t.is_contiguous() for t in tables):
-        raise ValueError("the pages of states are not int64 in one piece")
+def kernels_of(states: LayerStates, rows: StateRows, tokens: int) -> Native | None:
+    """The kernels for these states of ``tokens`` rows. None: plain torch computes. ValueError for states that
+    the kernels would misread."""
+    kernels = kernels_for(states.pages.device, torch.float32)
+    if kernels is not None:
+        check_states(states, rows, tokens)
     return kernels
 
 
@@ -81,7 +80,7 @@ def short_conv(
     projected: Tensor, weight: Tensor, bias: Tensor | None, states: LayerStates, rows: StateRows
 ) -> Tensor | None:
     """See ``baton_kernels.causal_conv.short_conv``; None if plain torch has to compute."""
-    kernels = kernels_of(states.pages, rows)
+    kernels = kernels_of(states, rows, len(projected))
     if kernels is None:
         return None
     projected = projected.contiguous()

@@ -7,6 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.checks import check_states
 from baton_kernels.cpu.library import KINDS, native, pointer
 from baton_kernels.delta_layer import DeltaInputs, DeltaLayer
 from baton_kernels.paged import StateRows, StateSegment
@@ -58,6 +59,7 @@ def linear_attention(
     kernels = native() if fits and kind is not None else None
     if kernels is None or kind is None:
         return None
+    check_states(states, rows, len(inputs.qkv))
     out = inputs.qkv.new_empty((len(inputs.qkv), layer.value_heads * layer.value_dim))
     native_layer = _layer(layer, inputs)
     step, tables = _step(inputs, out, states, rows)

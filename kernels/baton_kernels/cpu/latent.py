@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.checks import check_batch, check_rows, check_shape
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
 from baton_kernels.cpu.rows import NativeNorm, takes
 from baton_kernels.latent_norms import LatentNorms
@@ -32,17 +33,32 @@ class CpuLatentPlan:
     """[R] int64: the tokens that it sees."""
     shape: ctypes.Array[ctypes.c_int64]
     """Layers, block_size and width."""
+    view: torch.Size
+    """The pool's shape."""
+    dtype: torch.dtype
+    """The pool's type, and the activations'."""
     threads: int
 
     @classmethod
     def build(cls, batch: PagedBatch, absorbed: PagedBatch, view: Tensor) -> CpuLatentPlan | None:
-        """The plan of a step; None if plain torch has to compute it: see :meth:`takes`."""
+        """The plan of a step; None if plain torch has to compute it: see :meth:`takes`. ValueError for a step
+        that names what the pool has not."""
         kernels = native()
         if kernels is None or not cls.takes(view.dtype, view.shape[-1]):
             return None
+        if view.dim() != 6 or view.shape[1] != 1 or view.shape[3] != 1 or not view.is_contiguous():
+            raise ValueError(
+                f"a pool of latents is {tuple(view.shape)}; allowed: [blocks, 1, layers, 1, ...]"
+            )
+        check_batch(batch, len(view), view.shape[4])
+        check_rows(batch.row_tables, batch.decode_contexts, batch.num_decode, len(view), view.shape[4])
         shape = (ctypes.c_int64 * 3)(view.shape[2], *view.shape[4:])
         plain = PlainLatentPlan.build(batch, absorbed, view)
-        return cls(kernels, plain, *_rows(absorbed, plain.tables), shape, torch.get_num_threads())
+        tables, contexts = _rows(absorbed, plain.tables)
+        check_rows(tables, contexts, len(contexts), len(view), view.shape[4])
+        return cls(
+            kernels, plain, tables, contexts, shape, view.shape, view.dtype, threads=torch.get_num_threads()
+        )
 
     @staticmethod
     def takes(dtype: torch.dtype, width: int) -> bool:
@@ -54,6 +70,16 @@ class CpuLatentPlan:
         """The whole step."""
         return self.plain.batch
 
+    def check_layer(self, view: Tensor, layer: int, tensor: Tensor, shape: tuple[int, ...]) -> None:
+        """Check the pool and layer of a call, and the shape of what it is given. ValueError if the kernels
+        would misread them."""
+        if view.shape != self.view or view.dtype != self.dtype or not 0 <= layer < self.view[2]:
+            raise ValueError(
+                f"layer {layer} of a pool {tuple(view.shape)} {view.dtype}; planned: {tuple(self.view)} "
+                f"{self.dtype}"
+            )
+        check_shape("what latents are made of or read by", tensor, shape, self.dtype)
+
     def store(self, view: Tensor, layer: int, latents: Tensor) -> None:
         self.plain.store(view, layer, latents)
 
@@ -62,6 +88,10 @@ class CpuLatentPlan:
     ) -> Tensor:
         if not takes(norms.kv, down.dtype) or not takes(norms.q, down.dtype):
             return self.plain.store_normed(view, layer, down, norms, cos, sin)
+        tokens, rope_dim = len(self.batch.slot_blocks), self.view[5] - norms.kv_rank
+        self.check_layer(view, layer, down, (tokens, norms.q_rank + self.view[5]))
+        for angles in (cos, sin):
+            check_shape("the angles", angles, (tokens, 1, rope_dim), torch.float32)
         down, cos, sin = down.contiguous(), cos.contiguous(), sin.contiguous()
         q = torch.empty((len(down), norms.q_rank), dtype=down.dtype)
         both = (NativeNorm * 2)(NativeNorm.of(norms.q), NativeNorm.of(norms.kv))
@@ -90,6 +120,16 @@ class CpuLatentPlan:
             return self.plain.absorb(q, up, cos, sin, factors)
         rows, heads, dim = q.shape
         rope_dim, rank = cos.shape[-1], up.shape[2]
+        made = up.shape[1] - dim + rope_dim
+        if (
+            up.shape[0] != heads
+            or up.dtype != q.dtype
+            or q.dtype != self.dtype
+            or min(made, dim - rope_dim) < 0
+        ):
+            raise ValueError(f"queries {tuple(q.shape)} {q.dtype} by weights {tuple(up.shape)} {up.dtype}")
+        for angles in (cos, sin):
+            check_shape("the angles", angles, (rows, 1, rope_dim), torch.float32)
         q, cos, sin = q.contiguous(), cos.contiguous(), sin.contiguous()
         factors = None if factors is None else factors.float().contiguous()
         wide = torch.empty((rows, heads, rank + rope_dim), dtype=q.dtype)
@@ -115,6 +155,8 @@ class CpuLatentPlan:
         if up.shape[2] % WIDTH or not up.is_contiguous():
             return self.plain.make_values(sums, up, value_dim)
         sums, (rows, heads, rank) = sums.contiguous(), sums.shape
+        if up.shape[0] != heads or up.shape[2] != rank or up.dtype != sums.dtype or up.shape[1] < value_dim:
+            raise ValueError(f"sums {tuple(sums.shape)} {sums.dtype} by weights {tuple(up.shape)} {up.dtype}")
         out = torch.empty((rows, heads, value_dim), dtype=sums.dtype)
         self.kernels.make_values(
             KINDS[sums.dtype],
@@ -132,6 +174,9 @@ class CpuLatentPlan:
 
     def attend(self, view: Tensor, layer: int, q: Tensor, *, scale: float, value_dim: int) -> Tensor:
         q, (rows, heads, _) = q.contiguous(), q.shape
+        self.check_layer(view, layer, q, (len(self.tables), heads, self.view[5]))
+        if not 0 < value_dim <= self.view[5]:
+            raise ValueError(f"value_dim is {value_dim}; allowed: 1 to {self.view[5]}")
         out = torch.empty((rows, heads, value_dim), dtype=q.dtype)
         self.kernels.attend_latents(
             KINDS[q.dtype],

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.attention import CpuPlan, numbers_of_heads, window_number
+from baton_kernels.cpu.checks import check_shape
 from baton_kernels.cpu.experts import NativeExperts, NativeRouting, PackedExperts
 from baton_kernels.cpu.latent import WIDTH, CpuLatentPlan
 from baton_kernels.cpu.library import KINDS, pointer
@@ -196,6 +197,7 @@ class LayerStack:
         self._mixtures = [_mixture(layer.mlp) for layer in layers]
         self._latents = [_latent(layer.latent) for layer in layers]
         self._layers = (_Layer * len(layers))(*map(_layer, layers, self._mixtures, self._latents))
+        self._heads = heads
         self.lay_out([KVPlace(0, index) for index in range(len(layers))])
         self._stack = _Stack(self._layers, self._hidden, heads, scale)
 
@@ -203,6 +205,11 @@ class LayerStack:
         """Have the layers' KV at these places of the pool, with these scales (None: of a pool that has none).
         Before, it is in table 0, in the layers' order, without scales."""
         scales = [UNSCALED] * len(places) if scales is None else scales
+        self._places = tuple(places)
+        self._known: tuple[tuple[torch.Size, torch.dtype, type], ...] = ()
+        """The views and plans that the layers were compared with."""
+        self._turned: dict[int, int] = {}
+        """The dimensions of a head that each rotation turns."""
         for layer, place, of_kv in zip(self._layers, places, scales, strict=True):
             layer.table, layer.index = place.table, place.index
             layer.k_scale, layer.v_scale = of_kv.k, of_kv.v
@@ -223,9 +230,8 @@ class LayerStack:
         ``views``: the pool as the blocks of each table; ``plans``: the plan of each table, of the same rows.
         Each rotation is a cos and a sin, [T, 1, head_dim] in float32, as ``baton_kernels.rotary.rotate``
         takes them. ``factors`` [T, 1, 1]: of the queries of latents; None: 1. Plans of latents are those of
-        steps whose rows are all absorbed."""
-        if len(rotations) <= self._last_rope:
-            raise ValueError(f"rotations are {len(rotations)}; the layers use {self._last_rope + 1}")
+        steps whose rows are all absorbed. ValueError for any of these that is not of the layers' sizes."""
+        self._check(count, x, views, plans, rotations)
         tokens, batch = len(x), plans[0].batch
         delta = torch.empty((tokens, self._hidden), dtype=self._dtype)
         scratch = torch.empty(tokens * self._scratch, dtype=self._dtype)
@@ -253,6 +259,62 @@ class LayerStack:
         )
         del kept_angles, kept_runs, kept_factors
         return delta
+
+    def _check(
+        self,
+        count: int,
+        x: Tensor,
+        views: Sequence[Tensor],
+        plans: Sequence[CpuPlan | CpuLatentPlan],
+        rotations: Sequence[tuple[Tensor, Tensor]],
+    ) -> None:
+        """Check what ``run`` is given. The layers are compared with a view when its shape or type is new."""
+        known = tuple((view.shape, view.dtype, type(plan)) for view, plan in zip(views, plans, strict=True))
+        if known != self._known:
+            layers = zip(self._weights, self._places, strict=True)
+            self._turned = {each.rope: self._turned_in(each, place, known) for each, place in layers}
+            self._known = known
+        tokens = len(x)
+        if any(
+            v.shape != p.view or len(p.batch.slot_blocks) != tokens for v, p in zip(views, plans, strict=True)
+        ):
+            raise ValueError(f"the step of {tokens} tokens was planned for other tokens, or for another pool")
+        check_shape("the stream", x, (tokens, self._hidden), torch.float32)
+        if not 0 < count <= len(self._weights):
+            raise ValueError(f"layers are {count}; allowed: 1 to {len(self._weights)}")
+        if len(rotations) <= self._last_rope:
+            raise ValueError(f"rotations are {len(rotations)}; the layers use {self._last_rope + 1}")
+        for rope, dim in self._turned.items():
+            for angles in rotations[rope]:
+                check_shape("a rotation", angles, (tokens, 1, dim), torch.float32)
+
+    def _turned_in(
+        self, weights: LayerWeights, place: KVPlace, known: Sequence[tuple[torch.Size, torch.dtype, type]]
+    ) -> int:
+        """The dimensions of a head that a layer turns. ValueError unless its sizes are those of its place in
+        the pool."""
+        if place.table >= len(known):
+            raise ValueError(f"a layer keeps what it does in table {place.table}, of {len(known)}")
+        view, dtype, plan = known[place.table]
+        _, kv_heads, layers, vectors, _, dim = view
+        latent, fits = weights.latent, place.index < layers and dtype == known[0][1]
+        if latent is not None:
+            turned, rank = latent.rope_dim, latent.norms.kv_rank
+            fits &= plan is CpuLatentPlan and dtype == self._dtype and (kv_heads, vectors) == (1, 1)
+            fits &= dim == rank + turned and weights.qkv.outputs == latent.norms.q_rank + dim
+            kept = f"latents of {rank} + {turned}"
+        else:
+            turned = dim
+            fits &= plan is CpuPlan and dtype in (self._dtype, FP8) and vectors == 2
+            fits &= self._heads % kv_heads == 0 and weights.o.inputs == self._heads * dim
+            fits &= weights.qkv.outputs == (self._heads + 2 * kv_heads) * dim
+            kept = f"K and V of {weights.qkv.outputs - weights.o.inputs} numbers a token"
+        if not fits:
+            raise ValueError(
+                f"a layer of {self._heads} heads, {self._dtype}, keeps {kept} at {place.index} of a pool "
+                f"{tuple(view)} {dtype}, planned by {plan.__name__}"
+            )
+        return turned
 
 
 def _angles(

@@ -79,7 +79,7 @@ def mamba(
     rows: StateRows,
 ) -> Tensor | None:
     """See ``baton_kernels.mamba.mamba``; None if plain torch has to compute."""
-    kernels = kernels_of(states.pages, rows)
+    kernels = kernels_of(states, rows, len(projected))
     if kernels is None:
         return None
     projected, threads = projected.contiguous(), torch.get_num_threads()

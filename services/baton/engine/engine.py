@@ -178,12 +178,15 @@ class Engine:
         clock: StartClock | None = None,
         nodes: Nodes = ONE_NODE,
     ) -> Engine:
-        """Loads the model, sizes the KV pool and warms up, on all ranks on ``nodes``. ValueError if config
-        and model do not agree or do not fit on the device, RankError if a rank cannot start; ``progress``
-        hears of weights read and of steps recorded, ``clock`` of the phases."""
+        """Loads the model, sizes the KV pool and runs the first requests, on all ranks on ``nodes``.
+        ValueError if config and model do not agree or do not fit on the device, RankError if a rank cannot
+        start, StartError if the first requests fail; ``progress`` hears of weights read and of steps
+        recorded, ``clock`` of the phases."""
         # Imported here, since a process that simulates its steps has no torch.
+        from baton.engine.first_requests import run_first_requests
         from baton.engine.kv.host_memory import HostMemory
         from baton.engine.startup import build_runner
+        from baton.engine.warm_up import late_builds
 
         clock = clock or StartClock()
         built = build_runner(config, progress, clock, nodes)
@@ -211,8 +214,25 @@ class Engine:
 
         speculator = built.speculator
         engine = cls(built.runner, scheduler, eos, vocab_size, host, GrammarCompiler(tokens), speculator)
-        engine.late_builds = built.late_builds
+        try:
+            with clock.phase("warm_up"):
+                run_first_requests(engine._trial(), built.runner)
+                if host is not None:
+                    host.try_out()
+        except BaseException:
+            engine.close()
+            raise
+        engine.late_builds = late_builds(built.runner.device)
         return engine
+
+    def _trial(self) -> Engine:
+        """An engine without figures and cached prefixes, over this one's runner and drafter. It is to be done
+        before this one takes a step."""
+        own = self.scheduler
+        pool = BlockPool(own.pool.num_blocks, own.pool.block_size, kv_dtype=own.pool.kv_dtype)
+        scheduler = Scheduler(own.limits, pool, layout=own.layout)
+        speculator = self.speculator and self.speculator.anew()
+        return Engine(self.runner, scheduler, self.eos_token_ids, self.vocab_size, speculator=speculator)
 
     def call_on_rank_death(self, on_death: Callable[[str], None]) -> None:
         """Calls ``on_death`` with which of the other ranks died and how, at once and on a thread of its own;

@@ -31,8 +31,6 @@ from baton.engine.scheduler import Scheduled, ScheduledBatch
 from baton.engine.sequence import Sequence
 from baton.engine.start_progress import LOAD, StartProgress, ToldRecorder
 from baton.engine.warm_up import (
-    LateBuilds,
-    late_builds,
     warm_up_choices,
     warm_up_continuation,
     warm_up_drafter,
@@ -72,8 +70,6 @@ class Built:
     """The size of a block of the pool, in bytes, on all ranks together."""
     speculator: Speculator | None
     layout: KVLayout
-    late_builds: LateBuilds
-    """Kernels that are compiled from now on, when requests wait for them."""
 
 
 def build_runner(
@@ -82,8 +78,8 @@ def build_runner(
     clock: StartClock | None = None,
     nodes: Nodes = ONE_NODE,
 ) -> Built:
-    """The model and its KV pool on the device, or on the devices of all ranks on ``nodes``, warmed up.
-    ValueError if no block fits, RankError if a rank cannot start."""
+    """The model and its KV pool on the device, or on the devices of all ranks on ``nodes``, with the kernels
+    of a GPU compiled. ValueError if no block fits, RankError if a rank cannot start."""
     clock = clock or StartClock()
     layout = layout_of(config, nodes.count)
     if config.world == 1:
@@ -164,11 +160,9 @@ def _build(
             f"the KV cache of {num_blocks} pages of {sum(block_bytes)} bytes holds no sequence; one takes "
             f"{counts.of(1)} pages, {counts.state_pages} of them for its state"
         )
-    with clock.phase("warm_up"):
-        if device.type == "cuda":
+    if device.type == "cuda":
+        with clock.phase("warm_up"):
             warm_up_device(runner, room)
-        elif room > 2:
-            warm_up(runner, 2)
     if recorded:
         with clock.phase("graphs"):
             _record(runner, whole, recorded, -(-room // config.sizes.block_size), pieces, progress)
@@ -189,7 +183,6 @@ def _build(
         kv_bytes,
         speculator,
         loaded.layout,
-        late_builds(device),
     )
 
 

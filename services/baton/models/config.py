@@ -13,7 +13,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Literal, get_args
 
-from baton.models.json_fields import Fields, read_object
+from baton.models.json_fields import LARGEST, Fields, read_object
 from baton.models.mixer_config import ConvConfig, DeltaConfig, LatentConfig, MambaConfig, MixerKind
 from baton.models.quantization.experts_format import SEPARATE, ExpertNames
 from baton.models.quantization.registry import METHODS
@@ -42,6 +42,8 @@ NormPlaces = Literal["before", "after", "around", "beside"]
 """The places of norms. before: in front of attention and MLP (Llama). after: behind each, on its way to the
 residual stream (OLMo 2). around: in front and behind (Gemma 2). beside: one norm in front of both, which read
 the same and are added together (Cohere 2)."""
+LONGEST_BY_LENGTH = 2**20
+"""The most tokens of a sequence where each length has frequencies of its own, which are kept."""
 DTYPES: tuple[DType, ...] = get_args(DType)
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 
@@ -338,16 +340,25 @@ class ModelConfig:
     ) -> ModelConfig:
         """Read a model's config from JSON objects already read; ``where`` begins every error message."""
         fields = Fields(config, where)
+        with fields.refusing():
+            return cls._read(fields, Fields(generation or {}, where))
+
+    @classmethod
+    def _read(cls, fields: Fields, generation: Fields) -> ModelConfig:
         architecture = _architecture(fields)
         family = FAMILIES[architecture]
         text = fields.object("text_config") if family.text_config else fields
         described: ModelConfig = resolve_name(family.read)(text)
+        most = LONGEST_BY_LENGTH if described.rope.kind == "dynamic" else LARGEST
+        if described.max_model_len > most:
+            allowed = f"a length that, times the factor of the rotation, is at most {most}"
+            raise text.error("max_position_embeddings", allowed)
         holder = fields if fields.has("bos_token_id") else text
         return replace(
             described,
             architecture=architecture,
             tie_word_embeddings=fields.flag("tie_word_embeddings", described.tie_word_embeddings),
-            eos_token_ids=_eos(Fields(generation or {}, where), fields, text),
+            eos_token_ids=_eos(generation, fields, text),
             bos_token_id=holder.integer("bos_token_id", minimum=0) if holder.has("bos_token_id") else None,
             dtype=_dtype(text, fields),
             ignored=(*described.ignored, *family.ignored),
@@ -357,13 +368,14 @@ class ModelConfig:
 
 def _architecture(fields: Fields) -> str:
     names = fields.get("architectures")
-    if isinstance(names, list) and names and names[0] in UNSERVED:
-        raise fields.refusal("architectures", UNSERVED[names[0]])
-    if not isinstance(names, list) or not names or names[0] not in FAMILIES:
+    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(name, str) or (name not in UNSERVED and name not in FAMILIES):
         if fields.has("auto_map"):
             raise fields.error("auto_map", "nothing (Baton runs no code that comes with a model)")
         raise fields.error("architectures", "one of " + ", ".join(FAMILIES))
-    return str(names[0])
+    if name in UNSERVED:
+        raise fields.refusal("architectures", UNSERVED[name])
+    return name
 
 
 def _quantization(*holders: Fields) -> QuantizedCheckpoint | None:
@@ -382,11 +394,12 @@ def _quantization(*holders: Fields) -> QuantizedCheckpoint | None:
 def _quantization_beside(file: Path) -> QuantizedCheckpoint:
     """What a file beside config.json says of quantized weights, which names its producer as the method."""
     fields = Fields(read_object(file), str(file))
-    producer = fields.object("producer")
-    if producer.get("name") != "modelopt":
-        raise producer.error("name", '"modelopt"')
-    described: QuantizedCheckpoint = resolve_name(METHODS["modelopt"])(fields)
-    return described
+    with fields.refusing():
+        producer = fields.object("producer")
+        if producer.get("name") != "modelopt":
+            raise producer.error("name", '"modelopt"')
+        described: QuantizedCheckpoint = resolve_name(METHODS["modelopt"])(fields)
+        return described
 
 
 def _eos(*holders: Fields) -> tuple[int, ...]:
@@ -396,7 +409,9 @@ def _eos(*holders: Fields) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+    if not all(
+        isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= LARGEST for token in ids
+    ):
         raise holder.error("eos_token_id", "a token id or a list of them")
     return tuple(sorted(set(ids)))
 

@@ -5,7 +5,7 @@ The functions follow the rules and defaults of transformers, and raise ModelErro
 
 from __future__ import annotations
 
-from baton.models.json_fields import Fields
+from baton.models.json_fields import MOST_LAYERS, Fields
 from baton_kernels.routing_rule import Routing
 
 
@@ -69,5 +69,5 @@ def same_in_all_layers(fields: Fields, name: str, default: int, num_layers: int)
 def draft_layers(fields: Fields, name: str, default: int, num_layers: int) -> tuple[str, ...]:
     """The beginnings of the names of tensors of the layers behind the last one, which draft tokens (multi-
     token prediction). ``name``: the field with their number."""
-    count = fields.integer(name, default, minimum=0)
+    count = fields.integer(name, default, minimum=0, maximum=MOST_LAYERS)
     return tuple(f"model.layers.{num_layers + layer}." for layer in range(count))

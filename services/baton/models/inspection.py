@@ -14,9 +14,9 @@ from baton.models.config import ModelConfig
 from baton.models.decoder import Decoder
 from baton.models.expected_tensors import ExpectedTensors, TensorPlaces
 from baton.models.loader import as_saved, places_of, scheme_of, torch_dtype, weight_files
-from baton.models.quantization.base import QuantizationScheme
 from baton.models.quantization.plain import PLAIN
 from baton.models.quantization.registry import Quantization
+from baton.models.unfilled import check_sizes, unfilled
 from baton.models.weight_file import WeightFile
 from baton.parallel.collectives import Alone, Parallel
 from baton.parallel.shard import Shard
@@ -72,19 +72,23 @@ def inspect_checkpoint(
     scheme, number = scheme_of(config, quantization), torch_dtype(dtype, config)
     world = tensor_parallel_size * pipeline_parallel_size
     shards = [Shard.of(config, rank, tensor_parallel_size, pipeline_parallel_size) for rank in range(world)]
-    whole = _unfilled(config, number, Shard.whole(config), scheme)
+    check_sizes(config, path, files)
+    whole = unfilled(config, path, number, Parallel.alone(config), scheme)
     places = places_of(whole, whole)
     matrices, plain = _kept(places)
-    parts = [whole] if world == 1 else [_unfilled(config, number, shard, scheme) for shard in shards]
+    numbers = unfilled(config, path, number, Parallel.alone(config), PLAIN).parameters()
+    parts = (
+        [whole]
+        if world == 1
+        else [unfilled(config, path, number, Parallel(shard, Alone()), scheme) for shard in shards]
+    )
     return Inspection(
         config=config,
         dtype=number,
         scheme=scheme.description,
         matrices=matrices,
         plain=plain,
-        num_parameters=sum(
-            each.numel() for each in _unfilled(config, number, Shard.whole(config), PLAIN).parameters()
-        ),
+        num_parameters=sum(each.numel() for each in numbers),
         num_files=len(files),
         file_bytes=sum(file.num_bytes for file in files),
         ranks=tuple(RankWeights(part.shard, weight_bytes(part)) for part in parts),
@@ -100,12 +104,6 @@ def weight_bytes(model: Decoder) -> int:
     if head is not None:
         held |= {id(each): each.nbytes for each in head.parameters.values()}
     return sum(held.values())
-
-
-def _unfilled(config: ModelConfig, dtype: torch.dtype, shard: Shard, scheme: QuantizationScheme) -> Decoder:
-    """A part of the model without memory."""
-    with torch.device("meta"):
-        return Decoder(config, dtype, Parallel(shard, Alone()), scheme)
 
 
 def _kept(places: TensorPlaces) -> tuple[Mapping[str, int], tuple[str, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +18,12 @@ from baton.models.base import CausalLM
 from baton.models.config import DTYPES, KVCacheDtype, LoadFormat, ModelConfig
 from baton.models.decoder import Decoder, checkpoint_name
 from baton.models.expected_tensors import ExpectedTensors, TensorPlaces
+from baton.models.json_fields import read_object
 from baton.models.quantization.base import Place, QuantizationScheme
 from baton.models.quantization.checkpoint import CheckpointScheme
 from baton.models.quantization.experts_format import SEPARATE
 from baton.models.quantization.registry import SCHEMES, Quantization
+from baton.models.unfilled import check_sizes, check_tensors, described_by, unfilled
 from baton.models.weight_file import WeightFile, dtype_name
 from baton.parallel.collectives import Parallel
 from baton.parallel.shard import Shard
@@ -48,6 +49,8 @@ WRAPPED = (
 )
 """Beginnings of names in checkpoints that have an encoder, too, or call the model a backbone, and what they
 are elsewhere."""
+MOST_NAME_BYTES = 255
+"""The length of the longest name that a file system has for a file."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -80,16 +83,16 @@ def load_model(
     weights = weight_files(path) if load_format == "auto" else []
     config = as_saved(config, weights)
     scheme = scheme_of(config, quantization)
-    scheme.check(torch.device(device), torch_dtype(dtype, config))
-    alone = Parallel.alone(config)
+    number, alone = torch_dtype(dtype, config), Parallel.alone(config)
+    scheme.check(torch.device(device), number)
     with clock.phase("weights"):
-        with torch.device(device):
-            model: CausalLM = Decoder(config, torch_dtype(dtype, config), parallel or alone, scheme)
-        whole = model
-        if model.shard.world > 1:
-            # Only if needed: torch's first tensor without memory imports sympy, which takes as long as torch.
-            with torch.device("meta"):
-                whole = Decoder(config, torch_dtype(dtype, config), alone, scheme)
+        if load_format == "auto":
+            check_sizes(config, path, weights)
+        whole = unfilled(config, path, number, alone, scheme)
+        if load_format == "auto":
+            check_tensors(places_of(whole, whole), path, weights)
+        with described_by(path), torch.device(device):
+            model: CausalLM = Decoder(config, number, parallel or alone, scheme)
         if load_format == "dummy":
             _draw_weights(model, places_of(model, whole).shapes, seed)
         else:
@@ -251,16 +254,24 @@ def _paths_of_weights(path: Path) -> list[Path]:
         if pickled:
             raise ModelError(f"{path}: weights are pickled ({pickled}); only safetensors are loaded")
         raise ModelError(f"{path}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE}")
-    try:
-        names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelError(f"{index}: cannot be read as an index of weights ({error!r})") from error
+    names = _names_in(index)
     for name in names:
         if Path(name).name != name:
             raise ModelError(f"{index}: shard {name} lies outside the directory")
-        if not (path / name).is_file():
+        if len(name.encode(errors="replace")) > MOST_NAME_BYTES or not (path / name).is_file():
             raise ModelError(f"{path}: shard {name} is missing ({INDEX_FILE} lists it)")
     return [path / name for name in names]
+
+
+def _names_in(index: Path) -> list[str]:
+    """The files that an index names, each once."""
+    try:
+        listed = read_object(index).get("weight_map")
+    except ModelError as error:
+        raise ModelError(f"{index}: cannot be read as an index of weights ({error})") from error
+    if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+        raise ModelError(f"{index}: cannot be read as an index of weights (weight_map is no object of names)")
+    return sorted(set(listed.values()))
 
 
 def places_of(model: CausalLM, whole: CausalLM) -> TensorPlaces:

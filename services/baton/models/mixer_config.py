@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, isqrt
 from typing import Literal
 
 from baton_kernels.delta_kinds import GateKind
@@ -159,9 +159,9 @@ class MambaConfig:
 def mamba_units(heads: int, groups: int) -> int:
     """Units of a layer: as many as may be, so that little of a page is lost, of two heads at least, for each
     costs a B and C."""
-    most = max(1, heads // 2)
-    fits = [n for n in range(1, most + 1) if heads % n == 0 and (n % groups == 0 or groups % n == 0)]
-    return fits[-1]
+    small = [n for n in range(1, isqrt(heads) + 1) if heads % n == 0]
+    fits = [n for n in (*small, *(heads // n for n in small)) if n % groups == 0 or groups % n == 0]
+    return max(n for n in fits if n <= max(1, heads // 2))
 
 
 @dataclass(frozen=True, slots=True)

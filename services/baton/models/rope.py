@@ -42,9 +42,14 @@ class RotaryEmbedding(nn.Module):
     """All kinds without a table but dynamic NTK: [as many, head_dim], the factors of cos and sin."""
 
     def __init__(self, rope: RopeConfig | None, head_dim: int, num_positions: int) -> None:
-        """``rope``: None for layers whose queries and keys are not rotated."""
+        """``rope``: None for layers whose queries and keys are not rotated. Without memory there are no
+        tables."""
         super().__init__()
         self._rope = rope
+        if (
+            torch.get_default_device().type == "meta"
+        ):  # torch imports sympy to compute there, which takes long
+            return
         by_length = rope is not None and rope.by_length
         self._has_table = not by_length and num_positions <= LONGEST_TABLE
         self._has_factors = not self._has_table and (rope is None or rope.kind != "dynamic")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from baton.models.config import ROPE_KINDS, RopeConfig
-from baton.models.json_fields import Fields
+from baton.models.json_fields import LARGEST_NUMBER, Fields
 from baton.models.layer_windows import FULL, SLIDING
 
 
@@ -77,7 +77,7 @@ def read_ropes_of_kinds(
 def _partial(fields: Fields, rope: Fields, head_dim: int, default: float) -> float:
     holder = rope if rope.has("partial_rotary_factor") else fields
     share = holder.number("partial_rotary_factor", default)
-    rotated = int(head_dim * share)
+    rotated = int(head_dim * min(share, 1.0))
     if share > 1 or rotated < 2 or rotated % 2:
         raise holder.error(
             "partial_rotary_factor", f"at most 1, and an even number of a head's {head_dim} dimensions"
@@ -139,7 +139,11 @@ def _factors(rope: Fields, name: str, count: int) -> tuple[float, ...]:
     found = rope.get(name)
     if not isinstance(found, list) or len(found) != count:
         raise rope.error(name, f"{count} numbers above 0, one for each pair of rotated dimensions")
-    numbers = [float(n) for n in found if isinstance(n, int | float) and not isinstance(n, bool) and n > 0]
+    numbers = [
+        float(n)
+        for n in found
+        if isinstance(n, int | float) and not isinstance(n, bool) and 0 < n <= LARGEST_NUMBER
+    ]
     if len(numbers) < count:
         raise rope.error(name, f"{count} numbers above 0, one for each pair of rotated dimensions")
     return tuple(numbers)

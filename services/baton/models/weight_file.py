@@ -5,7 +5,6 @@ https://huggingface.co/docs/safetensors/index#format"""
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from baton.hub import read_header
+from baton.process.bounded_json import parse_json
 from baton.process.options import ModelError
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -39,8 +40,6 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 """The types of tensors that are read, by their names in headers."""
-MOST_HEADER_BYTES = 100_000_000
-"""The size of the largest header; the format's own bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +75,9 @@ class WeightFile:
         try:
             size = path.stat().st_size
             with path.open("rb") as stream:
-                length = int.from_bytes(stream.read(8), "little")
-                if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
-                    raise ValueError(f"the header has {length} bytes, the file {size}")
-                described = json.loads(stream.read(length))
-            return cls(path, _tensors(described, 8 + length, size), size)
-        except (OSError, ValueError, RecursionError) as error:
+                header = read_header(stream)
+            return cls(path, _tensors(parse_json(header), 8 + len(header), size), size)
+        except (OSError, ValueError) as error:
             raise ModelError(f"{path}: truncated or corrupt ({error})") from error
 
     def read_into(self, name: str, memory: Tensor) -> bool:

@@ -32,7 +32,7 @@ Phase = Literal[
 - pack: packing weights into the layout of the CPU kernels
 - drafter: loading what drafts tokens for speculative decoding
 - pool: measuring how many KV blocks fit, and allocating them
-- warm_up: the first forward passes; on CUDA they build the kernels that are not in triton's cache
+- warm_up: the first requests; on CUDA, before them, steps that build the kernels not in triton's cache
 - graphs: capturing the CUDA graphs of decode steps
 - host_tier: memory for evicted blocks
 - connector: the transports of KV blocks, and their ports

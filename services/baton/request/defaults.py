@@ -39,7 +39,7 @@ class SamplingDefaults:
             return cls()
         try:
             found = msgspec.json.decode(file.read_bytes(), type=_GenerationConfig)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StartError(
                 f"{file}: {error} (--generation-config {NONE} leaves the model's own sampling defaults out)"
             ) from None

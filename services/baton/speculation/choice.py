@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +11,7 @@ import torch
 
 from baton import hub
 from baton.models.base import CausalLM
-from baton.models.config import LoadFormat
+from baton.models.config import LoadFormat, ModelConfig
 from baton.models.loader import kv_block_bytes, load_model
 from baton.models.quantization.registry import Quantization
 from baton.process.options import ModelError
@@ -23,6 +23,7 @@ from baton.speculation.medusa import MedusaDrafter, load_medusa
 from baton.speculation.ngram import NgramDrafter
 from baton.text.errors import TokenizerError
 from baton.text.tokenizer import Tokenizer
+from baton_kernels.kv_layout import LayerKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def _ngram(config: SpeculationConfig, target: Target) -> DraftPlan:
 def _draft(config: SpeculationConfig, target: Target) -> DraftPlan:
     path = _weights_of(config, target)
     _check_tokens(path, target.path)
+    _check_kept(path, ModelConfig.from_dir(path))
     dtype = str(target.model.dtype).removeprefix("torch.")
     name = target.model.scheme.name
     quantization: Quantization = "auto" if name == "none" else name
@@ -110,6 +112,22 @@ def _weights_of(config: SpeculationConfig, target: Target) -> Path:
             f"speculative_method {config.method} needs a speculative_model: {target.path} has none of its own"
         )
     return own
+
+
+def _check_kept(draft: Path, config: ModelConfig) -> None:
+    """Checks that each layer keeps K and V of each token and nothing else, as the drafter's pool has room for
+    no more. ModelError if not."""
+    for layer, kept in enumerate(config.kept()):
+        if [kv.kind for kv in kept] not in (["full"], ["window"]):
+            raise ModelError(
+                f"speculative_model {draft}: {config.architecture} keeps {_named(kept)} in layer {layer}; "
+                "allowed: a model that keeps K and V of each token in all layers"
+            )
+
+
+def _named(kept: Sequence[LayerKV]) -> str:
+    names = {"full": "K and V", "window": "K and V", "latent": "latents", "state": "a state"}
+    return " and ".join(names[kv.kind] for kv in kept) or "nothing"
 
 
 def _check_tokens(draft: Path, target: Path) -> None:

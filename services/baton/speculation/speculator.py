@@ -49,6 +49,10 @@ class Speculator:
         self.stats = NO_DRAFTS
         """The figures so far. Replaced, never changed: any thread may read them."""
 
+    def anew(self) -> Speculator:
+        """Return a speculator of this drafter and these limits that has seen and counted nothing."""
+        return Speculator(self.drafter, self.num_tokens, self._vocab_size)
+
     def ended(self, sequence: TokenSequence) -> None:
         """Notes that a sequence is over. Any thread."""
         self._ended.append(sequence)

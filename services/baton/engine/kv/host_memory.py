@@ -56,14 +56,22 @@ class HostMemory:
         if not plan:
             return
         began = time.perf_counter()
-        question = self._tell(plan)
-        self.copy(plan)
-        if question and self._ranks is not None:
-            self._ranks.answers(question)
+        self._everywhere(plan)
         if self._streamed is None:
             self._break_even.copied(len(plan.saves) + len(plan.restores), time.perf_counter() - began)
         self.copied.saved += len(plan.saves) * self._block_bytes
         self.copied.restored += len(plan.restores) * self._block_bytes
+
+    def try_out(self) -> None:
+        """Copies a block to a slot and back on all ranks, uncounted, while nobody owns either."""
+        self._everywhere(CopyPlan({0: 0}, {0: 0}))
+        self.settle((0,))
+
+    def _everywhere(self, plan: CopyPlan) -> None:
+        question = self._tell(plan)
+        self.copy(plan)
+        if question and self._ranks is not None:
+            self._ranks.answers(question)
 
     def copy(self, plan: CopyPlan) -> None:
         """Makes the copies of :meth:`carry_out` on this rank alone."""

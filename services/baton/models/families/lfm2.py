@@ -97,7 +97,9 @@ def _inner(fields: Fields, size: int) -> int:
     """The rows of each MLP."""
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return size
-    size = int(2 * size / 3)
+    size = 2 * size // 3
+    if size < 1:
+        raise fields.error("intermediate_size", "a whole number of at least 2, of which two thirds are taken")
     if fields.is_null("block_ffn_dim_multiplier"):
         return size
     size = int(fields.number("block_ffn_dim_multiplier", 1.0) * size)

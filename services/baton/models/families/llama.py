@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.models.config import ModelConfig
-from baton.models.json_fields import Fields
+from baton.models.json_fields import MOST_LAYERS, Fields
 from baton.models.rope_fields import read_rope
 from baton_kernels.activation_kind import GELU_TANH, SILU, Activation
 
@@ -44,7 +44,7 @@ def llama_like(
     if heads % kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
     fields.flag("attention_bias", False)  # refused if it is no flag, whatever the family makes of it
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.integer("num_hidden_layers", maximum=MOST_LAYERS)
     head_dim = _head_dim(fields, default_head_dim, heads)
     rope = read_rope(
         fields, head_dim, partial=partial_rotary, interleaved=interleaved_rotary, theta=rope_theta
