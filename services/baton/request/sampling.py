@@ -56,7 +56,7 @@ def resolve(
     max_tokens = _max_tokens(
         fields.max_tokens, model.max_model_len, prompt_tokens, default_max_tokens, max_tokens_param
     )
-    runs = (*bad_word_ids, *_bad_word_ids(fields.bad_words or [], tokenizer, model.vocab_size, settings))
+    runs = _bad_word_ids(bad_word_ids, fields.bad_words or [], tokenizer, model.vocab_size, settings)
     logprobs = _num_logprobs(logprobs_param, logprobs, settings)
     prompt_logprobs = _num_logprobs("prompt_logprobs", fields.prompt_logprobs, settings)
     if echo and logprobs is not None:
@@ -72,7 +72,7 @@ def resolve(
         ignore_eos=bool(fields.ignore_eos),
         logit_bias=_logit_bias(fields.logit_bias or {}, model.vocab_size, settings),
         min_tokens=_min_tokens(fields.min_tokens, max_tokens, max_tokens_param),
-        bad_word_ids=tuple(dict.fromkeys(runs)),
+        bad_word_ids=runs,
         allowed_token_ids=_allowed_token_ids(fields.allowed_token_ids, model.vocab_size),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -251,6 +251,26 @@ def _logit_bias(
 
 
 def _bad_word_ids(
+    given: Iterable[tuple[int, ...]],
+    words: list[str],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    settings: SamplingLimits,
+) -> tuple[tuple[int, ...], ...]:
+    """Return the runs that are ``given``, and those of ``words``, each once."""
+    runs = tuple(dict.fromkeys((*given, *_runs_of(words, tokenizer, vocab_size, settings))))
+    total = sum(map(len, runs))
+    if total > settings.max_bad_word_tokens:
+        param = "bad_words" if words else "bad_word_ids"
+        raise invalid(
+            param,
+            f"{param} has {total} tokens, counting those of words with and without a space before; at most "
+            f"{settings.max_bad_word_tokens} are allowed.",
+        )
+    return runs
+
+
+def _runs_of(
     words: list[str], tokenizer: Tokenizer, vocab_size: int, settings: SamplingLimits
 ) -> list[tuple[int, ...]]:
     """Return the tokens of each word, with and without a space before it: most tokenizers have other tokens
