@@ -96,6 +96,24 @@ class TokenCounts:
         return ids, outputs
 
 
+class AllowedTokens:
+    """The tokens that a request allows, in the forms in which steps bar the others. Shared by its answers."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = np.array(ids, np.int64)
+        self.forbidden = torch.ones(max(ids) + 1, dtype=torch.bool)
+        """A mask of the tokens up to the greatest allowed one: [greatest + 1]. Those behind it are forbidden
+        too."""
+        self.forbidden[torch.from_numpy(self._ids)] = False
+        self._words: NDArray[np.int32] = np.empty(0, np.int32)
+
+    def words(self, vocab: int) -> NDArray[np.int32]:
+        """A mask in the form that ``baton_kernels.rows.bar_tokens`` takes. [W]; nobody may change it."""
+        if len(self._words) != -(-vocab // 32):
+            self._words = allowed_words(self._ids, vocab)
+        return self._words
+
+
 class LogitRules:
     """The changes of one request's parameters to its logits, prepared for use at every step."""
 
@@ -108,7 +126,7 @@ class LogitRules:
     ) -> None:
         """``bad_words``: those of ``params``, done before the first step. None: they are prepared here."""
         self.params = params
-        self.allowed: Ids = np.array(params.allowed_token_ids, np.int64)
+        self.allowed = AllowedTokens(params.allowed_token_ids) if params.allowed_token_ids else None
         self.biased: Ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in params.logit_bias], np.float32)
         self._num_prompt = len(prompt_ids)
@@ -187,7 +205,7 @@ def adjust(logits: Tensor, rows: Sequence[Row]) -> None:
     if rows and logits.device.type == "cuda":
         adjust_by_kernels(logits, rows)
     elif rows:
-        _keep_allowed(logits, [row for row in rows if len(row.rules.allowed)])
+        _keep_allowed(logits, rows)
         _bar(logits, rows)
         _add_bias(logits, [row for row in rows if len(row.rules.biased)])
         _penalize(logits, [row for row in rows if row.rules.params.penalizes])
@@ -249,24 +267,23 @@ def adjust_by_kernels(logits: Tensor, rows: Sequence[Row]) -> None:
     from baton_kernels.cuda import logits as kernels  # triton is only there where CUDA is
 
     device = logits.device
-    few = [row for row in rows if len(row.rules.allowed)]
+    few = [(row.at, row.rules.allowed) for row in rows if row.rules.allowed is not None]
     if few:
-        words = np.stack([allowed_words(row.rules.allowed, logits.shape[1]) for row in few])
+        words = np.stack([allowed.words(logits.shape[1]) for _, allowed in few])
         bar_tokens(
             logits,
-            to_device(torch.tensor([row.at for row in few]), device),
+            to_device(torch.tensor([at for at, _ in few]), device),
             to_device(torch.from_numpy(words), device),
         )
     kernels.adjust(logits, *PackedRules.of(rows, device))
 
 
 def _keep_allowed(logits: Tensor, rows: Sequence[Row]) -> None:
-    if not rows:
-        return
-    at = _places(logits, rows, [row.rules.allowed for row in rows])
-    kept = logits[at]
-    logits[torch.tensor([row.at for row in rows], device=logits.device)] = -math.inf
-    logits[at] = kept
+    for row in rows:
+        if row.rules.allowed is not None:
+            forbidden = row.rules.allowed.forbidden
+            logits[row.at, : len(forbidden)].masked_fill_(forbidden, -math.inf)
+            logits[row.at, len(forbidden) :] = -math.inf
 
 
 def _bar(logits: Tensor, rows: Sequence[Row]) -> None:
