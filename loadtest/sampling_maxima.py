@@ -166,7 +166,9 @@ class Bench:
         honest = [self._honest(number, at) for at in range(HONEST)]
         while any(seq.num_outputs < 2 for seq in honest):
             engine.step()
-        prompt = array("I", ((number * 131 + at * 7) % (engine.vocab_size - 200) + 100 for at in range(case.prompt)))
+        prompt = array(
+            "I", ((number * 131 + at * 7) % (engine.vocab_size - 200) + 100 for at in range(case.prompt))
+        )
         params = replace(params, max_tokens=self._tokens, min_tokens=min(params.min_tokens, self._tokens))
         if beams:
             params = replace(CALM, max_tokens=self._tokens, temperature=1.0, beam_search=BeamParams(case.n))

@@ -199,18 +199,18 @@ def test_a_small_one_is_done_at_once_and_a_large_one_on_a_thread(held: type[Held
     assert builder.build(((1, 2),)).done()
 
 
-def test_the_same_runs_are_built_once_for_those_who_share_a_cache(held: type[Held]) -> None:
+def test_the_same_runs_are_built_once_for_a_tenant(held: type[Held]) -> None:
     builder = BadWordsBuilder()
-    one = builder.build(large(), b"acme")
-    assert builder.build(large(), b"acme") is one
-    assert builder.build(large(), b"evil") is not one
+    one = builder.build(large(), "acme")
+    assert builder.build(large(), "acme") is one
+    assert builder.build(large(), "evil") is not one
     held.gate.release(2)
 
 
 def test_tenants_take_turns(held: type[Held]) -> None:
     builder = BadWordsBuilder()
-    asked = [builder.build(large(number), b"evil") for number in range(1, 6)]
-    asked.append(builder.build(large(9), b"acme"))
+    asked = [builder.build(large(number), "evil") for number in range(1, 6)]
+    asked.append(builder.build(large(9), "acme"))
     held.gate.release(len(asked))
     for future in asked:
         future.result(LIMIT_S)

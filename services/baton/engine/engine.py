@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from baton.core.logprobs import Logprobs, TokenDetails
+from baton.core.salts import tenant_of
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.beam_group import AnswerToken, BeamGroup
 from baton.engine.checks import RequestChecks
@@ -265,7 +266,7 @@ class Engine:
         compiling its grammar, so that it may be ready when the sequence is added."""
         self._checks.check(seq)
         self.scheduler.check(seq)
-        grammar = self._grammar_of(seq.params)
+        grammar = self._grammar_of(seq)
         if grammar is not None and grammar.done():
             compiled(grammar)
 
@@ -734,12 +735,12 @@ class Engine:
 
     # -- grammars ----------------------------------------------------------------------------------------
 
-    def _grammar_of(self, params: ResolvedSampling) -> Future[Grammar] | None:
-        if params.structured_output is None:
+    def _grammar_of(self, seq: Sequence) -> Future[Grammar] | None:
+        if seq.params.structured_output is None:
             return None
         if self.grammars is None:
             raise ValueError("this worker cannot guide outputs")
-        return self.grammars.compile(params.structured_output)
+        return self.grammars.compile(seq.params.structured_output, tenant_of(seq.cache_salt))
 
     def _enter(self, seq: Sequence, needs: SequenceNeeds, admit: Callable[[Sequence], None]) -> None:
         """Admits a sequence now or, if something that it needs is still being made, as soon as that is
@@ -846,12 +847,12 @@ class Engine:
             words = None if seq.rules is None else seq.rules.bad_words
         else:
             if seq.params.bad_word_ids:
-                words = self._bad_words.build(seq.params.bad_word_ids, seq.cache_salt)
+                words = self._bad_words.build(seq.params.bad_word_ids, tenant_of(seq.cache_salt))
             seq.rules = self._rules_of(seq, words)
         seq.num_candidates = self._num_candidates(seq.params)
         if self.scheduler.limits.shares(seq):
             seq.extend_hashes(self.pool.block_size, self.pool.kv_dtype)
-        return SequenceNeeds(self._grammar_of(seq.params), words)
+        return SequenceNeeds(self._grammar_of(seq), words)
 
     def _rules_of(self, seq: Sequence, words: Future[BadWords] | None) -> LogitRules | None:
         params = seq.params

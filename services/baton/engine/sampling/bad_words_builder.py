@@ -32,21 +32,21 @@ class _Asked(NamedTuple):
 class BadWordsBuilder:
     """Builds automata, one for all answers to a request. Safe to use from any thread.
 
-    A large one takes up to 0.1 s of work, on a thread that is there while there is something to do. Those who
-    share cached blocks (a tenant's requests, as a rule) take turns with the others, an automaton each.
+    A large one takes up to 0.1 s of work, on a thread that is there while there is something to do. Tenants
+    take turns, an automaton each.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: WeakValueDictionary[tuple[bytes, Runs], Future[BadWords]] = WeakValueDictionary()
-        self._waiting: OrderedDict[bytes, deque[_Asked]] = OrderedDict()
-        """By cache salt, the next turn first."""
+        self._known: WeakValueDictionary[tuple[str, Runs], Future[BadWords]] = WeakValueDictionary()
+        self._waiting: OrderedDict[str, deque[_Asked]] = OrderedDict()
+        """By tenant, the next turn first."""
         self._busy = False
 
-    def build(self, runs: Runs, salt: bytes = b"") -> Future[BadWords]:
-        """Return the future of the automaton of ``runs``. Whoever has the same ``salt`` and ``runs`` gets the
-        same one, for as long as somebody holds it."""
-        key = salt, runs
+    def build(self, runs: Runs, tenant: str = "") -> Future[BadWords]:
+        """Return the future of the automaton of ``runs``. All requests of ``tenant`` that have the same get
+        the same one, for as long as somebody holds it."""
+        key = tenant, runs
         with self._lock:
             known = self._known.get(key)
             if known is not None:
@@ -54,7 +54,7 @@ class BadWordsBuilder:
             future = self._known[key] = Future[BadWords]()
             future.set_running_or_notify_cancel()  # several may wait for it: nobody cancels it
             if sum(map(len, runs)) > AT_ONCE_TOKENS:
-                self._waiting.setdefault(salt, deque()).append(_Asked(runs, ref(future)))
+                self._waiting.setdefault(tenant, deque()).append(_Asked(runs, ref(future)))
                 if not self._busy:
                     self._busy = True
                     threading.Thread(target=self._run, name="bad-words", daemon=True).start()
@@ -76,10 +76,10 @@ class BadWordsBuilder:
             if not self._waiting:
                 self._busy = False
                 return None
-            salt, queue = self._waiting.popitem(last=False)
+            tenant, queue = self._waiting.popitem(last=False)
             asked = queue.popleft()
             if queue:
-                self._waiting[salt] = queue
+                self._waiting[tenant] = queue
             return asked
 
 
