@@ -1,4 +1,4 @@
-"""What each sampling parameter at its maximum costs others' steps, with as many answers as one request may have.
+"""What each sampling parameter at its maximum costs others' steps, with the most answers of one request.
 
     python -m loadtest.sampling_maxima [--case bad_words] [--tokens 100] [--rounds 3]
 
@@ -10,8 +10,8 @@ request of the same round, and the time for which the worker's event loop takes 
 engine's CPU time, with one thread, so that other programs count little. Exit status 1: a 99th percentile is
 above ``--at-most``.
 
-Beam searches, whose widths are bounded, are compared with as many sampled answers. Stop strings cost the
-router alone, as do texts of bad words: ``loadtest.router_maxima``.
+Beam searches, whose widths are bounded, are compared with as many sampled answers. Stop strings and the texts
+of bad words cost the router alone: ``loadtest.router_maxima``.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ HONEST = 4
 LIMITS = SamplingLimits()
 PROMPT = 32
 LONG_PROMPT = 3000
-TOLD = 12_000
-"""Tokens of a prompt with the most log-probabilities: with 21 for each, 262,144."""
 Q = 52
 """The token that the answers repeat where runs of bad words overlap most."""
 CALM = ResolvedSampling(max_tokens=1, temperature=0.8, ignore_eos=True)
@@ -62,8 +60,6 @@ class Case:
     n: int = MAX_ANSWERS
     also: Mapping[str, object] = field(default_factory=dict)
     """Parameters that the calm request has too."""
-    distinct: bool = False
-    """Whether each answer is a request of its own, as the parameter allows no others."""
 
 
 def _overlapping(runs: int, length: int) -> tuple[tuple[int, ...], ...]:
@@ -129,7 +125,7 @@ CASES: Mapping[str, Case] = {
     "prompt_logprobs": Case(lambda vocab: {"prompt_logprobs": LIMITS.max_logprobs}, LONG_PROMPT, n=1),
     "structured_output, schema": Case(lambda vocab: {"structured_output": _schema()}, also=FORMED),
     "structured_output, choice": Case(lambda vocab: {"structured_output": _choices()}, also=FORMED),
-    "structured_output, grammar": Case(lambda vocab: {"structured_output": _ambiguous(60)}, also=FORMED),
+    "structured_output, grammar": Case(lambda vocab: {"structured_output": _ambiguous(5)}, also=FORMED),
     "beam search": Case(lambda vocab: {}, n=int(BEAM_WIDTHS.high)),
 }
 """By name. ``n``, ``seed`` and the two temperatures are in every request."""
@@ -166,9 +162,8 @@ class Bench:
         honest = [self._honest(number, at) for at in range(HONEST)]
         while any(seq.num_outputs < 2 for seq in honest):
             engine.step()
-        prompt = array(
-            "I", ((number * 131 + at * 7) % (engine.vocab_size - 200) + 100 for at in range(case.prompt))
-        )
+        places = range(case.prompt)
+        prompt = array("I", ((number * 131 + at * 7) % (engine.vocab_size - 200) + 100 for at in places))
         params = replace(params, max_tokens=self._tokens, min_tokens=min(params.min_tokens, self._tokens))
         if beams:
             params = replace(CALM, max_tokens=self._tokens, temperature=1.0, beam_search=BeamParams(case.n))
@@ -182,7 +177,9 @@ class Bench:
         began = time.thread_time()
         while len(steps) < self._tokens:
             began = time.thread_time()
-            engine.step()
+            errors = [output.error for output in engine.step() if output.error]
+            if errors:
+                raise RuntimeError(f"a request was refused: {errors[0]}")
             if request.started:
                 steps.append(time.thread_time() - began)
         for seq in honest:
