@@ -87,7 +87,8 @@ def bad_words(tree: Path, tmp: Path) -> Found:
     """Ask for many answers, with bad words and without in turns, beside an honest stream."""
     found, key = Found(), secrets.token_hex(32)
     with ExitStack() as stack:
-        argv = ("both", "--model", "demo", "--port", "0", "--threads", "1", "--dtype", "float32")
+        argv: tuple[str, ...] = ("both", "--model", "demo", "--port", "0", "--threads", "1")
+        argv = (*argv, "--dtype", "float32")
         worker = TreeService("both", argv, tmp / "both.log", tree=tree, cluster_key=key)
         stack.callback(worker.stop)
         worker.start()
