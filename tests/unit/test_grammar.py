@@ -19,9 +19,10 @@ import pytest
 from baton.core.structured_output import Kind, StructuredOutput, choice_text
 from baton.grammar import compiler as compiler_module
 from baton.grammar import lanes, proof, trial
+from baton.grammar.cache import GrammarCache
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError, GrammarLimitError
-from baton.grammar.limits import MAX_SOURCE_BYTES, TRIAL_CPU_S
+from baton.grammar.limits import CACHE_BYTES, MAX_SOURCE_BYTES, TRIAL_CPU_S
 from baton.grammar.simple import is_simple
 from baton.grammar.source import check_source
 from baton.grammar.table import Grammar, GrammarMatcher, TokenTable
@@ -288,17 +289,19 @@ def test_compiled_once_and_refused_once(compiler: GrammarCompiler) -> None:
 def test_what_was_used_longest_ago_is_forgotten(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler_module, "CACHE_GRAMMARS", 2)
+    monkeypatch.setattr(compiler, "_cache", GrammarCache(2, CACHE_BYTES))
     outputs = [StructuredOutput("regex", f"forget {i}") for i in range(3)]
     kept = [compiled(compiler, output) for output in outputs]
     assert compiled(compiler, outputs[2]) is kept[2]
     assert compiled(compiler, outputs[1]) is kept[1]
     assert compiled(compiler, outputs[0]) is not kept[0]
-    monkeypatch.setattr(compiler_module, "CACHE_BYTES", 10)
-    compiled(compiler, outputs[0])
-    compiled(compiler, StructuredOutput("regex", "x" * 11))
-    assert not compiler._cache
-    assert compiler._cached_bytes == 0
+    del kept
+    monkeypatch.setattr(compiler, "_cache", GrammarCache(2, 10))
+    long = StructuredOutput("regex", "x" * 11)
+    before = compiler.stats()
+    for output in (long, StructuredOutput("regex", "y" * 11), long):  # a thread holds what it made last
+        compiled(compiler, output)
+    assert compiler.stats().compiled - before.compiled == 3, "too large to be kept"
 
 
 def test_a_matcher_is_independent(compiler: GrammarCompiler) -> None:
@@ -397,7 +400,8 @@ class TestTenants:
         again = shared.compile(StructuredOutput("regex", "new+"), "hostile").exception(60)
         assert isinstance(again, GrammarLimitError)
         assert shared.compile(StructuredOutput("regex", "new+"), "honest").exception(60) is None
-        assert shared.compile(schema, "hostile").exception(0) is None, "what is known costs nothing"
+        assert shared.compile(schema, "honest").exception(0) is None, "what is known costs nothing"
+        assert isinstance(shared.compile(schema, "hostile").exception(60), GrammarLimitError), "not to others"
 
     def test_as_many_as_one_tenant_queues_do_not_refuse_another(self, shared: GrammarCompiler) -> None:
         flood = [shared.compile(bomb(100 + number), "hostile") for number in range(70)]

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.structured_output import StructuredOutput
+from baton.grammar.cache import GrammarKey
 from baton.grammar.errors import GrammarBusyError, GrammarLimitError
 from baton.grammar.turns import MINUTE_S, PendingGrammar, TrialBudgets, TrialTurns
 
 
 def pending(name: str = "a") -> PendingGrammar:
-    return PendingGrammar(StructuredOutput("regex", name), Future())
+    return PendingGrammar(GrammarKey("", StructuredOutput("regex", name)), Future())
 
 
 def turns_of(seconds: float | None = None, most: int = 100, max_of_tenant: int = 10) -> TrialTurns:
@@ -103,20 +104,17 @@ def test_no_tenant_takes_more_than_its_seconds_in_any_minutes(steps: list[tuple[
             assert used <= 5.0 + minutes * 5.0 + 1.5 + 1e-6
 
 
-def test_what_two_tenants_want_is_tried_out_in_the_first_turn_of_either() -> None:
+def test_what_two_tenants_want_is_tried_out_for_each() -> None:
     turns = turns_of(seconds=1.0)
-    shared = pending("shared")
     turns.offer("acme", pending("slow"), 0.0)
     assert turns.next() is not None
-    turns.offer("acme", shared, 0.0)
-    for _ in range(3):
-        turns.offer("other", shared, 0.0)
-    assert turns.waiting == 2, "once for each"
-    assert turns.end("acme", 2.0, 0.0) == [], "the other one still waits for it"
-    turn = turns.next()
-    assert turn == ("other", shared)
-    turns.offer("third", shared, 0.0)
-    assert not turns.waiting, "its turn has come already"
+    ours, others = pending("same"), pending("same")
+    turns.offer("acme", ours, 0.0)
+    turns.offer("other", others, 0.0)
+    assert turns.waiting == 2
+    assert turns.end("acme", 2.0, 0.0) == [ours], "whoever else waits for the same"
+    assert turns.next() == ("other", others)
+    assert not turns.waiting
 
 
 def test_nothing_is_kept_of_tenants_that_have_nothing_here() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -14,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.core.beam_search import BeamParams, EarlyStopping
 from baton.core.logprobs import Logprobs
-from baton.router.api.grpc.service import SERVICE_NAME, add_services, server_options
+from baton.router.api.grpc.service import RUNS_AT_ONCE, SERVICE_NAME, add_services, server_options
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.dispatch.types import RingError
@@ -179,6 +181,32 @@ async def test_sampling_parameters_reach_the_ring(ring: FakeRing, tokenizer: Tok
     fox = [tuple(tokenizer.encode(text)) for text in ("fox", " fox")]
     assert params.bad_word_ids == ((8, 9), *fox)
     assert not ring.calls[1].params.shapes_logits
+
+
+async def test_bad_words_are_read_in_many_turns_of_the_event_loop(
+    ring: FakeRing, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, turn, encoded = Tokenizer.encode, 0, list[int]()
+
+    def noted(*given: Any, **options: Any) -> list[int]:
+        encoded.append(turn)
+        return encode(*given, **options)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    counting = asyncio.create_task(count_turns())
+    asked = request(max_tokens=1, bad_words=[f"word {number}" for number in range(500)])
+    async with channel_to(ring, tokenizer) as channel:
+        async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(asked):
+            pass
+    counting.cancel()
+    assert len(ring.calls[0].params.bad_word_ids) == len(encoded[-1000:]) == 1000
+    assert max(Counter(encoded[-1000:]).values()) <= 2 * RUNS_AT_ONCE
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -326,6 +327,21 @@ def test_without_an_end_or_a_tokenizer_there_is_no_guidance(grammars: GrammarCom
         fake_engine(vocab_size=VOCAB_SIZE, grammars=grammars).check(guided(LETTERS))
     with pytest.raises(ValueError, match="cannot guide"):
         engine_of(None).add(guided(LETTERS))
+
+
+# --- for whom a grammar is compiled
+
+
+def test_each_tenant_has_its_grammars_compiled(grammars: GrammarCompiler) -> None:
+    engine = engine_of(grammars)
+    form = StructuredOutput("regex", "[ab]{3,9}")
+    before = grammars.stats()
+    for number, salt in enumerate((b"a" * 16 + b"1" * 16, b"a" * 16 + b"2" * 16, b"b" * 16 + b"1" * 16)):
+        seq = guided(form, f"{number}")
+        seq.cache_salt = salt
+        run(engine, seq)
+        assert re.fullmatch("[ab]{3,9}", bytes(seq.output_ids[:-1]).decode())
+    assert grammars.stats().compiled - before.compiled == 2, "once for the groups of a tenant"
 
 
 # --- while a grammar is being compiled

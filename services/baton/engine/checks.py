@@ -12,7 +12,7 @@ from baton.core.sampling_params import PARAMETERS, ResolvedSampling
 from baton.engine.sampling.beams import Candidates
 from baton.engine.sequence import Sequence
 from baton.engine.stop import stop_ids
-from baton.request.limits import MAX_PROMPT_LOGPROBS
+from baton.request.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_PROMPT_LOGPROBS
 
 _NUMBERS = tuple(
     (row.name, row.checked_range)
@@ -55,6 +55,11 @@ class RequestChecks:
         if seq.params.beam_search is not None:
             self._check_beams(seq, seq.params.beam_search.width)
 
+    def check_outputs(self, seq: Sequence) -> None:
+        """Checks a sequence that differs from a checked one by its outputs and its seed alone. ValueError,
+        with the reason, if it could never run."""
+        self._check_ids(seq.output_ids)
+
     def _check_prompt_logprobs(self, seq: Sequence) -> None:
         """Checks the size of the prompt's log-probabilities, which are kept until the prompt is computed, and
         sent in one message. ValueError if they are too many."""
@@ -70,8 +75,7 @@ class RequestChecks:
         if params.structured_output is not None and not self.eos_token_ids:
             raise ValueError("structured output needs a model with an end-of-sequence token")
         _check_numbers(params)
-        if not all(params.bad_word_ids):
-            raise ValueError("a run of bad_word_ids is empty")
+        self._check_bad_words(params.bad_word_ids)
         if not params.shapes_logits:
             return
         biased = [token for token, _ in params.logit_bias]
@@ -79,6 +83,16 @@ class RequestChecks:
             self._check_ids(named)
         if not params.leaves_a_token(self.vocab_size, self.eos_token_ids):
             raise ValueError("allowed_token_ids, bad_words and min_tokens leave no token to be generated")
+
+    @staticmethod
+    def _check_bad_words(runs: Collection[Collection[int]]) -> None:
+        if not all(runs):
+            raise ValueError("a run of bad_word_ids is empty")
+        if len(runs) > MAX_BAD_WORDS:
+            raise ValueError(f"bad_word_ids has {len(runs)} runs; allowed: {MAX_BAD_WORDS}")
+        total = sum(map(len, runs))
+        if total > MAX_BAD_WORD_TOKENS:
+            raise ValueError(f"bad_word_ids has {total} tokens; allowed: {MAX_BAD_WORD_TOKENS}")
 
     def _check_beams(self, seq: Sequence, width: int) -> None:
         params = seq.params

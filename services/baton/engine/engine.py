@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from baton.core.logprobs import Logprobs, TokenDetails
+from baton.core.salts import tenant_of
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.beam_group import AnswerToken, BeamGroup
 from baton.engine.checks import RequestChecks
@@ -21,7 +22,10 @@ from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.break_even import BreakEven
 from baton.engine.kv.host_tier import HostTier, HostTierStats
 from baton.engine.kv.prefix_journal import PrefixChanges
+from baton.engine.needs import SequenceNeeds, compiled
 from baton.engine.pace import StepSpeeds
+from baton.engine.sampling.bad_words import BadWords
+from baton.engine.sampling.bad_words_builder import BadWordsBuilder
 from baton.engine.sampling.beams import Candidates
 from baton.engine.scheduler import ScheduledBatch, Scheduler
 from baton.engine.sequence import FinishReason, Sequence, SequenceStatus
@@ -157,8 +161,9 @@ class Engine:
         runner.keeps_hidden = speculator is not None and speculator.drafter.wants_hidden
         self._sequences: dict[str, Sequence] = {}
         self._compiling: dict[Sequence, Callable[[Sequence], None]] = {}
-        """Sequences that wait for their grammar, each with the function that admits it then. They may hold
+        """Sequences that wait for what they need, each with the function that admits it then. They may hold
         blocks."""
+        self._bad_words = BadWordsBuilder()
         self._untold: list[SequenceOutput] = []
         """Outputs to return with the next step."""
         self._groups: dict[Sequence, BeamGroup] = {}
@@ -269,40 +274,42 @@ class Engine:
         ValueError if it could never run here, if a token id is out of range, or if this attempt or a newer
         one of the request is here already.
         """
-        self._prepare(seq)
+        needs = self._prepare(seq)
         with self.lock:
             self._check_attempt(seq)
-            grammar = self._enter(seq, self.scheduler.add)
+            self._enter(seq, needs, self.scheduler.add)
             self._replace_attempt(seq)
-        self._await_grammar(seq, grammar)
+        self._await(seq, needs)
 
     def check(self, seq: Sequence) -> None:
         """Raises the ValueError that :meth:`add` would raise for a sequence that could never run here. Starts
         compiling its grammar, so that it may be ready when the sequence is added."""
         self._checks.check(seq)
         self.scheduler.check(seq)
-        grammar = self._grammar_of(seq.params)
+        grammar = self._grammar_of(seq)
         if grammar is not None and grammar.done():
-            _compiled(grammar)
+            compiled(grammar)
 
-    def admit_computed(self, seq: Sequence) -> None:
+    def admit_computed(self, seq: Sequence, like: Sequence | None = None) -> None:
         """Joins a sequence that arrived by handoff: its ``block_ids`` hold the KV of all its tokens but the
         last, which is an output. Takes over one reference on each block, and enters full blocks into the
-        prefix index. ValueError as for :meth:`add`, or if blocks and tokens do not match: then the blocks
-        remain the caller's.
+        prefix index. ``like`` is another answer to the same prompt that joined before, if there is one.
+        ValueError as for :meth:`add`, or if blocks and tokens do not match: then the blocks remain the
+        caller's.
         """
-        self._prepare(seq)
+        needs = self._prepare(seq, like)
         with self.lock:
             self._check_attempt(seq)
-            grammar = self._enter(seq, self.scheduler.admit_computed)
+            self._enter(seq, needs, self.scheduler.admit_computed)
             self._replace_attempt(seq)
-        self._await_grammar(seq, grammar)
+        self._await(seq, needs)
 
     def admit_forked(self, answers: list[Sequence], arrived: Arriving) -> dict[Sequence, str]:
         """Joins the answers of one request that arrived by handoff, as :meth:`admit_computed` does, and takes
         over one reference on each of the pages, which they share. Answers that ended with their first token
         are left out. Returns the reason for each sequence that could not join."""
         refused: dict[Sequence, str] = {}
+        joined: Sequence | None = None
         with self.lock:
             for seq in answers:
                 if stops(seq, self.eos_token_ids):
@@ -310,7 +317,8 @@ class Engine:
                 self.pool.ref(arrived.pages)
                 seq.arrive(arrived)
                 try:
-                    self.admit_computed(seq)
+                    self.admit_computed(seq, joined)
+                    joined = seq
                 except ValueError as error:
                     self._discard(seq, None)
                     refused[seq] = str(error)
@@ -679,7 +687,7 @@ class Engine:
             log.warning("a fork came too late: %s", error)
             child.status = SequenceStatus.FINISHED
             return
-        child.rules = self._rules_of(child)
+        child.rules = None if parent.rules is None else parent.rules.fork()
         if parent.guide is not None:
             child.guide = self.runner.guide(parent.guide.grammar, child.params, self.eos_token_ids)
         self.scheduler.adopt(child, parent)
@@ -747,41 +755,46 @@ class Engine:
 
     # -- grammars ----------------------------------------------------------------------------------------
 
-    def _grammar_of(self, params: ResolvedSampling) -> Future[Grammar] | None:
-        if params.structured_output is None:
+    def _grammar_of(self, seq: Sequence) -> Future[Grammar] | None:
+        if seq.params.structured_output is None:
             return None
         if self.grammars is None:
             raise ValueError("this worker cannot guide outputs")
-        return self.grammars.compile(params.structured_output)
+        return self.grammars.compile(seq.params.structured_output, tenant_of(seq.cache_salt))
 
-    def _enter(self, seq: Sequence, admit: Callable[[Sequence], None]) -> Future[Grammar] | None:
-        """Admits a sequence now or, if its grammar is still being compiled, as soon as that is done: then the
-        grammar to wait for is returned."""
-        grammar = self._grammar_of(seq.params)
-        if grammar is not None and not grammar.done():
+    def _enter(self, seq: Sequence, needs: SequenceNeeds, admit: Callable[[Sequence], None]) -> None:
+        """Admits a sequence now or, if something that it needs is still being made, as soon as that is
+        done."""
+        if needs.pending:
             self.scheduler.check(seq)
             self._compiling[seq] = admit
-            return grammar
-        if grammar is not None:
-            seq.guide = self.runner.guide(_compiled(grammar), seq.params, self.eos_token_ids)
-        admit(seq)
-        return None
+        else:
+            self._admit(seq, needs, admit)
 
-    def _await_grammar(self, seq: Sequence, grammar: Future[Grammar] | None) -> None:
+    def _admit(self, seq: Sequence, needs: SequenceNeeds, admit: Callable[[Sequence], None]) -> None:
+        grammar = needs.compiled
         if grammar is not None:
-            grammar.add_done_callback(lambda compiled: self._admit_compiled(seq, compiled))
+            seq.guide = self.runner.guide(grammar, seq.params, self.eos_token_ids)
+        admit(seq)
+
+    def _await(self, seq: Sequence, needs: SequenceNeeds) -> None:
+        for pending in needs.pending:
+            pending.add_done_callback(lambda _: self._admit_equipped(seq, needs))
+        if seq in self._compiling and not needs.pending:  # all was done meanwhile
+            self._admit_equipped(seq, needs)
         self.work.set()
 
-    def _admit_compiled(self, seq: Sequence, grammar: Future[Grammar]) -> None:
-        """Admits a sequence whose grammar is compiled, or ends it if the grammar is refused. Runs on the
-        compiler's thread."""
+    def _admit_equipped(self, seq: Sequence, needs: SequenceNeeds) -> None:
+        """Admits a sequence that has waited for what it needs, once all of that is done, or ends it if its
+        grammar is refused. Runs on the thread that has made the last of it."""
+        if needs.pending:
+            return
         with self.lock:
             admit = self._compiling.pop(seq, None)
-            if admit is None:  # cancelled meanwhile
+            if admit is None:  # cancelled, or admitted
                 return
             try:
-                seq.guide = self.runner.guide(_compiled(grammar), seq.params, self.eos_token_ids)
-                admit(seq)
+                self._admit(seq, needs, admit)
             except ValueError as error:
                 self._discard(seq, FinishReason.ERROR)
                 self._forget(seq)
@@ -839,21 +852,33 @@ class Engine:
         if older is not None:
             self._end(older)
 
-    def _prepare(self, seq: Sequence) -> None:
-        """Checks a new sequence and derives what the engine needs of it. Not under the lock: a long prompt
-        takes long."""
-        self._checks.check(seq)
+    def _prepare(self, seq: Sequence, like: Sequence | None = None) -> SequenceNeeds:
+        """Checks a new sequence and derives what the engine needs of it. ``like`` is prepared, and another
+        answer to the same prompt. Not under the lock: a long prompt takes long."""
+        alike = like is not None and seq.answers_like(like)
+        if alike:
+            self._checks.check_outputs(seq)
+        else:
+            self._checks.check(seq)
         seq.accepted_at = time.monotonic()
-        seq.rules = self._rules_of(seq)
+        words: Future[BadWords] | None = None
+        if like is not None and alike:
+            seq.rules = None if like.rules is None else like.rules.fork()
+            words = None if seq.rules is None else seq.rules.bad_words
+        else:
+            if seq.params.bad_word_ids:
+                words = self._bad_words.build(seq.params.bad_word_ids, tenant_of(seq.cache_salt))
+            seq.rules = self._rules_of(seq, words)
         seq.num_candidates = self._num_candidates(seq.params)
         if self.scheduler.limits.shares(seq):
             seq.extend_hashes(self.pool.block_size, self.pool.kv_dtype)
+        return SequenceNeeds(self._grammar_of(seq), words)
 
-    def _rules_of(self, seq: Sequence) -> LogitRules | None:
+    def _rules_of(self, seq: Sequence, words: Future[BadWords] | None) -> LogitRules | None:
         params = seq.params
         if params.structured_output is not None:  # the guide heeds min_tokens, as far as the grammar lets it
             params = replace(params, min_tokens=0)
-        return self.runner.rules(params, seq.prompt_ids, self.eos_token_ids)
+        return self.runner.rules(params, seq.prompt_ids, self.eos_token_ids, words)
 
     def _num_candidates(self, params: ResolvedSampling) -> int:
         if params.beam_search is None:
@@ -866,12 +891,3 @@ def _output(token: AnswerToken, forward: Span) -> SequenceOutput:
     """A token of an answer from a beam search, as if a step had computed it just now."""
     at = token.answer.num_prompt + token.index
     return SequenceOutput(token.answer, (token.token,), token.finish_reason, at, forward, token.details)
-
-
-def _compiled(grammar: Future[Grammar]) -> Grammar:
-    """The grammar of a finished compilation. GrammarError, a new one each time, if the grammar was
-    refused."""
-    refusal = grammar.exception()
-    if isinstance(refusal, GrammarError):
-        raise type(refusal)(f"structured output: {refusal}")
-    return grammar.result()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from baton.core.logprobs import Logprobs
 from baton.core.sampling_params import ResolvedSampling
+from baton.engine.sampling.bad_words import BadWords
 from baton.engine.sampling.beams import Candidates
 from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import Sequence
@@ -80,9 +82,14 @@ class Runner(Protocol):
         """Computes a step and its results. The step's KV is in the pool on return."""
 
     def rules(
-        self, params: ResolvedSampling, prompt_ids: Items[int], eos_token_ids: frozenset[int]
+        self,
+        params: ResolvedSampling,
+        prompt_ids: Items[int],
+        eos_token_ids: frozenset[int],
+        bad_words: Future[BadWords] | None = None,
     ) -> LogitRules | None:
-        """The changes that these parameters make to a sequence's logits; None: no change."""
+        """The changes that these parameters make to a sequence's logits; None: no change. ``bad_words``:
+        those of ``params``, done before the sequence's first step; None: they are prepared at once."""
 
     def guide(self, grammar: Grammar, params: ResolvedSampling, eos_token_ids: frozenset[int]) -> Guide:
         """The guide that follows a sequence through the grammar of its structured output."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from concurrent.futures import Future
 from types import MappingProxyType
 
 import torch
@@ -16,6 +17,7 @@ from baton.engine.device import enter_device
 from baton.engine.execution import Launcher, StepResult
 from baton.engine.graphs import GraphedModel
 from baton.engine.model import Model
+from baton.engine.sampling.bad_words import BadWords
 from baton.engine.sampling.guidance import Guide, MaskStage
 from baton.engine.sampling.logits import LogitRules
 from baton.engine.sampling.logprobs import TokenScores, begin_score
@@ -203,10 +205,13 @@ class ModelRunner:
 
     @staticmethod
     def rules(
-        params: ResolvedSampling, prompt_ids: Items[int], eos_token_ids: frozenset[int]
+        params: ResolvedSampling,
+        prompt_ids: Items[int],
+        eos_token_ids: frozenset[int],
+        bad_words: Future[BadWords] | None = None,
     ) -> LogitRules | None:
         """See ``Runner.rules``."""
-        return LogitRules.of(params, prompt_ids, eos_token_ids)
+        return LogitRules.of(params, prompt_ids, eos_token_ids, bad_words)
 
     @staticmethod
     def guide(grammar: Grammar, params: ResolvedSampling, eos_token_ids: frozenset[int]) -> Guide:

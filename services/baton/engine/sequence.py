@@ -6,7 +6,7 @@ import enum
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -271,6 +271,11 @@ class Sequence:
     def answer(self) -> Sequence:
         """A sequence of the same name, without outputs, that names an answer."""
         return self._like(self.request_id, self.params)
+
+    def answers_like(self, other: Sequence) -> bool:
+        """Whether both are answers to the very same prompt, with the same parameters but for the seed."""
+        params, others = self.params, other.params
+        return self.prompt_ids is other.prompt_ids and replace(params, seed=others.seed) == others
 
     def num_gone(self, group: int) -> int:
         """Leading blocks of a group, by its index, whose pages were given back."""

@@ -1,11 +1,10 @@
-"""A cache of compiled grammars, compiled on threads of its own: only the requests that need a grammar
-wait."""
+"""Compiles grammars on threads of its own, once for each tenant that uses them: only the requests that need a
+grammar wait."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Annotated
 from weakref import WeakValueDictionary
 
 from baton.core.structured_output import StructuredOutput
+from baton.grammar.cache import GrammarCache, GrammarKey
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.lanes import TrialLanes
 from baton.grammar.limits import CACHE_BYTES, CACHE_GRAMMARS
@@ -62,7 +62,7 @@ class _Bench:
         began = time.monotonic()
         outcome: Grammar | GrammarError
         try:
-            outcome = self._compile(pending.output)
+            outcome = self._compile(pending.key.output)
         except GrammarError as error:
             outcome = error
         except Exception as error:  # noqa: BLE001 - one bad grammar must not end the thread for all
@@ -118,7 +118,8 @@ class GrammarCompiler:
     """Compiles grammars for one model. Safe to use from any thread.
 
     The token table, the processes for trials and their threads are made for the first grammars. Grammars are
-    cached while they are among the most recently used, and so are refusals: both are the same every time.
+    cached while they are among those that their tenant has used last, and so are refusals: both are the same
+    every time. No tenant gets what another's request has made, so that time tells nothing of others.
     Dropped from the cache, they stay known for as long as somebody holds the future that :meth:`compile`
     returned.
     """
@@ -129,12 +130,8 @@ class GrammarCompiler:
         limit."""
         workshop = _Workshop(load)
         self._lock = threading.Lock()
-        self._known: WeakValueDictionary[StructuredOutput, Future[Grammar]] = WeakValueDictionary()
-        self._pending: dict[StructuredOutput, PendingGrammar] = {}
-        """Known grammars that are not compiled yet."""
-        self._cache: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
-        """Known grammars that are cached, the least recently used first."""
-        self._cached_bytes = 0
+        self._known: WeakValueDictionary[GrammarKey, Future[Grammar]] = WeakValueDictionary()
+        self._cache = GrammarCache(CACHE_GRAMMARS, CACHE_BYTES)
         self._lanes = TrialLanes(
             lambda: _Bench(workshop, self._tell),
             lambda pending, refusal: self._tell(pending, refusal, 0.0),
@@ -150,19 +147,22 @@ class GrammarCompiler:
         """Return the future of the compiled grammar, or of a GrammarError. Returns at once; the future may be
         done already.
 
-        A grammar that is not known waits for the turn of ``tenant``. The error is a GrammarBusyError if too
-        many grammars wait, and a GrammarLimitError if too many of this tenant do, or have taken too long.
+        A grammar that this tenant has not asked for waits for the turn of ``tenant``, whoever else has asked
+        for the same. The error is a GrammarBusyError if too many grammars wait, and a GrammarLimitError if
+        too many of this tenant do, or have taken too long.
         """
+        key = GrammarKey(tenant, output)
         with self._lock:
-            known = self._known.get(output)
+            known = self._known.get(key)
             if known is not None:
-                self._join(output, known, tenant)
+                if known.done():
+                    self._cache.keep(key, known)
                 self._stats = replace(self._stats, cache_hits=self._stats.cache_hits + 1)
                 return known
             self._stats = replace(self._stats, cache_misses=self._stats.cache_misses + 1)
             future: Future[Grammar] = Future()
             future.set_running_or_notify_cancel()  # many may wait for it: nobody cancels it
-            pending = PendingGrammar(output, future)
+            pending = PendingGrammar(key, future)
             try:
                 check_source(output)
                 self._lanes.enter(tenant, pending)
@@ -173,18 +173,8 @@ class GrammarCompiler:
                 self._stats = replace(self._stats, refused=self._stats.refused + 1)
                 future.set_exception(error)
                 return future
-            self._known[output] = future
-            self._pending[output] = pending
+            self._known[key] = future
         return future
-
-    def _join(self, output: StructuredOutput, known: Future[Grammar], tenant: str) -> None:
-        """Let a grammar that waits in another tenant's queue wait in the queue of ``tenant`` as well."""
-        pending = self._pending.get(output)
-        if pending is None:
-            self._keep(output, known)
-            return
-        with suppress(GrammarBusyError):  # then the grammar waits for the other tenant's turn
-            self._lanes.enter(tenant, pending)
 
     def close(self) -> None:
         """End the threads, when everything queued is done, and the processes."""
@@ -202,29 +192,11 @@ class GrammarCompiler:
                 compile_seconds=self._stats.compile_seconds + seconds,
                 refused=self._stats.refused + (refusal is not None),
             )
-            self._pending.pop(pending.output, None)
             if isinstance(refusal, GrammarBusyError):
-                self._known.pop(pending.output, None)
+                self._known.pop(pending.key, None)
             else:
-                self._keep(pending.output, pending.future)
+                self._cache.keep(pending.key, pending.future)
         if isinstance(outcome, Grammar):
             pending.future.set_result(outcome)
         else:
             pending.future.set_exception(outcome)
-
-    # -- the cache, under the lock -----------------------------------------------------------------------
-
-    def _keep(self, output: StructuredOutput, future: Future[Grammar]) -> None:
-        self._forget(output)
-        self._cache[output] = future
-        self._cached_bytes += _size(output)
-        while len(self._cache) > CACHE_GRAMMARS or self._cached_bytes > CACHE_BYTES:
-            self._forget(next(iter(self._cache)))
-
-    def _forget(self, output: StructuredOutput) -> None:
-        if self._cache.pop(output, None) is not None:
-            self._cached_bytes -= _size(output)
-
-
-def _size(output: StructuredOutput) -> int:
-    return len(output.text) + len(output.around)

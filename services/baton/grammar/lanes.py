@@ -63,10 +63,9 @@ class TrialLanes:
         self._closing = False
 
     def enter(self, tenant: str, pending: PendingGrammar) -> None:
-        """Let ``pending`` wait for the turn of ``tenant``, even if it waits for another tenant's already.
-        Raises GrammarLimitError if that tenant has had its share, GrammarBusyError if too many grammars
-        wait."""
-        line = self._reserve if is_simple(pending.output) else self._others
+        """Let ``pending`` wait for the turn of ``tenant``. Raises GrammarLimitError if that tenant has had
+        its share, GrammarBusyError if too many grammars wait."""
+        line = self._reserve if is_simple(pending.key.output) else self._others
         with self._changed:
             line.turns.offer(tenant, pending, time.monotonic())
             self._staff(line)

@@ -11,7 +11,7 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from baton.core.structured_output import StructuredOutput
+from baton.grammar.cache import GrammarKey
 from baton.grammar.errors import GrammarBusyError, GrammarLimitError
 from baton.grammar.table import Grammar
 
@@ -22,13 +22,10 @@ SOON_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class PendingGrammar:
-    """A grammar that has not been tried out yet. It may wait in the queues of several tenants."""
+    """A grammar that has not been tried out yet."""
 
-    output: StructuredOutput
+    key: GrammarKey
     future: Future[Grammar]
-    tenants: set[str] = field(default_factory=set)
-    """The tenants in whose queues the grammar waits."""
-    begun: bool = False
 
 
 class TrialBudgets:
@@ -90,8 +87,6 @@ class TrialTurns:
     def offer(self, tenant: str, pending: PendingGrammar, now: float) -> None:
         """Let ``pending`` wait for the turn of ``tenant``. Raises GrammarLimitError if that tenant has had
         its share, GrammarBusyError if too many grammars wait."""
-        if pending.begun or tenant in pending.tenants:
-            return
         wait_s = self._budgets.wait_s(tenant, now)
         if wait_s:
             raise self.spent(wait_s)
@@ -106,7 +101,6 @@ class TrialTurns:
         if not (queue.waiting or queue.busy):
             queue.tag = max(queue.tag, self._virtual)
         queue.waiting.append(pending)
-        pending.tenants.add(tenant)
         self.waiting += 1
 
     def spent(self, wait_s: float) -> GrammarLimitError:
@@ -128,40 +122,28 @@ class TrialTurns:
         queue = self._queues[tenant]
         pending = queue.waiting.popleft()
         self.waiting -= 1
-        pending.tenants.discard(tenant)
-        pending.begun = queue.busy = True
+        queue.busy = True
         self._virtual = max(self._virtual, queue.tag)
         return tenant, pending
 
     def _first(self) -> str | None:
-        for tenant, queue in self._queues.items():
-            while queue.waiting and queue.waiting[0].begun:  # tried out in another tenant's turn
-                self._drop(tenant, queue)
         able = (t for t, queue in self._queues.items() if queue.waiting and not queue.busy)
         return min(able, key=lambda tenant: self._queues[tenant].tag, default=None)
 
     def end(self, tenant: str, seconds: float, now: float) -> list[PendingGrammar]:
-        """End the trial of ``tenant``. Return the grammars that are refused: the tenant has used up its
-        budget, and no other tenant waits for them."""
+        """End the trial of ``tenant``. Return its grammars that are refused, as it has used up its
+        budget."""
         queue = self._queues[tenant]
         queue.busy = False
         queue.tag += seconds
         self._budgets.spend(tenant, seconds, now)
-        dropped: list[PendingGrammar] = []
+        refused: list[PendingGrammar] = []
         if self._budgets.wait_s(tenant, now):
             while queue.waiting:
-                dropped.append(self._drop(tenant, queue))
+                refused.append(queue.waiting.popleft())
+            self.waiting -= len(refused)
         self._forget()
-        refused = [each for each in dropped if not (each.begun or each.tenants)]
-        for each in refused:
-            each.begun = True  # no other tenant can join it
         return refused
-
-    def _drop(self, tenant: str, queue: _Queue) -> PendingGrammar:
-        pending = queue.waiting.popleft()
-        self.waiting -= 1
-        pending.tenants.discard(tenant)
-        return pending
 
     def _forget(self) -> None:
         """Forget tenants that have nothing here and are not ahead of the others. When no tenant has anything,

@@ -9,6 +9,13 @@ from baton.request.errors import invalid
 MAX_ANSWERS = 128
 """Most answers to one prompt that a worker takes; a router may allow fewer."""
 
+MAX_BAD_WORDS = 2048
+"""Most runs of bad words of a request that a worker takes. A router makes up to two of a word, and takes as
+many runs as words."""
+
+MAX_BAD_WORD_TOKENS = 2**17
+"""Most tokens of all runs of bad words of a request. The automaton that finds them has fewer states."""
+
 MAX_PROMPT_LOGPROBS = 2**18
 """Most log-probabilities of a prompt: tokens times log-probabilities for each, the token's own included."""
 
@@ -56,3 +63,5 @@ class SamplingLimits:
     max_bad_words: int = 500
     max_bad_word_chars: int = 128
     """Most characters of one bad word."""
+    max_bad_word_tokens: int = MAX_BAD_WORD_TOKENS
+    """Most tokens of all bad words together, with and without a space before each."""

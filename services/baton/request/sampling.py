@@ -8,7 +8,7 @@ import hashlib
 import re
 import secrets
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from baton.core.sampling_params import PARAMETERS, ResolvedSampling, SamplingFields
 from baton.core.structured_output import StructuredOutput
@@ -23,6 +23,8 @@ _SEED_MASK = 2**64 - 1
 _REAL = tuple((row.name, row.range, row.neutral) for row in PARAMETERS.values() if row.kind is float)
 _TOP_K, _BIASES = PARAMETERS["top_k"].range, PARAMETERS["logit_bias"].range
 OPENAI = SamplingDefaults()
+Run = tuple[int, ...]
+"""The tokens of a bad word."""
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
@@ -40,14 +42,16 @@ def resolve(
     echo: bool = False,
     choices: int = 1,
     n: int = 1,
-    bad_word_ids: Iterable[tuple[int, ...]] = (),
+    bad_word_ids: Iterable[Run] = (),
+    word_runs: Iterable[Run] | None = None,
     structured_output: StructuredOutput | None = None,
     defaults: SamplingDefaults = OPENAI,
 ) -> ResolvedSampling:
     """Check ``fields`` and fill in the missing ones; a seed is drawn. ``default_max_tokens`` None: all there
     is room for. ``logprobs`` has another type in each API; with an ``echo``, it also asks for the prompt's.
     ``choices``: the number for all prompts; ``n``: the number for each. ``bad_word_ids``: bad words given as
-    tokens. ``structured_output`` is checked already. ``defaults`` do not hold for beam searches.
+    tokens; ``word_runs``: what `runs_of` has made of the others, None: that is done here.
+    ``structured_output`` is checked already. ``defaults`` do not hold for beam searches.
 
     Raises RequestError that names the field, its value and what is allowed.
     """
@@ -56,7 +60,11 @@ def resolve(
     max_tokens = _max_tokens(
         fields.max_tokens, model.max_model_len, prompt_tokens, default_max_tokens, max_tokens_param
     )
-    runs = (*bad_word_ids, *_bad_word_ids(fields.bad_words or [], tokenizer, model.vocab_size, settings))
+    if word_runs is None:
+        word_runs = runs_of(fields.bad_words or [], tokenizer, model.vocab_size, settings)
+    runs = _bad_word_ids(
+        bad_word_ids, word_runs, "bad_words" if fields.bad_words else "bad_word_ids", settings
+    )
     logprobs = _num_logprobs(logprobs_param, logprobs, settings)
     prompt_logprobs = _num_logprobs("prompt_logprobs", fields.prompt_logprobs, settings)
     if echo and logprobs is not None:
@@ -72,7 +80,7 @@ def resolve(
         ignore_eos=bool(fields.ignore_eos),
         logit_bias=_logit_bias(fields.logit_bias or {}, model.vocab_size, settings),
         min_tokens=_min_tokens(fields.min_tokens, max_tokens, max_tokens_param),
-        bad_word_ids=tuple(dict.fromkeys(runs)),
+        bad_word_ids=runs,
         allowed_token_ids=_allowed_token_ids(fields.allowed_token_ids, model.vocab_size),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -251,15 +259,29 @@ def _logit_bias(
 
 
 def _bad_word_ids(
+    given: Iterable[Run], word_runs: Iterable[Run], param: str, settings: SamplingLimits
+) -> tuple[Run, ...]:
+    """Return all runs, each once. ``param``: the field to blame if they are too many."""
+    runs = tuple(dict.fromkeys((*given, *word_runs)))
+    total = sum(map(len, runs))
+    if total > settings.max_bad_word_tokens:
+        raise invalid(
+            param,
+            f"{param} has {total} tokens, counting those of words with and without a space before; at most "
+            f"{settings.max_bad_word_tokens} are allowed.",
+        )
+    return runs
+
+
+def runs_of(
     words: list[str], tokenizer: Tokenizer, vocab_size: int, settings: SamplingLimits
-) -> list[tuple[int, ...]]:
-    """Return the tokens of each word, with and without a space before it: most tokenizers have other tokens
+) -> Iterator[Run]:
+    """Make the tokens of each word, with and without a space before it: most tokenizers have other tokens
     within a text than at its start."""
     if len(words) > settings.max_bad_words:
         raise invalid(
             "bad_words", f"bad_words has {len(words)} words; at most {settings.max_bad_words} are allowed."
         )
-    runs = []
     for index, word in enumerate(words):
         if not word:
             raise invalid("bad_words", f"bad_words[{index}] is empty; a bad word needs at least 1 character.")
@@ -273,5 +295,4 @@ def _bad_word_ids(
         for spelled in (bare, " " + bare):
             run = tokenizer.encode(spelled, add_special_tokens=False)
             if run and max(run) < vocab_size:  # the model cannot generate other tokens
-                runs.append(tuple(run))
-    return runs
+                yield tuple(run)

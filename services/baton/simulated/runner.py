@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.execution import Launcher, Sampled, StepResult
+from baton.engine.sampling.bad_words import BadWords
 from baton.engine.scheduler import Scheduled, ScheduledBatch
 from baton.engine.sequence import Sequence
 from baton.grammar.table import Grammar
@@ -126,7 +128,12 @@ class SimulatedRunner:
     # --- what it does not support
 
     @staticmethod
-    def rules(params: ResolvedSampling, prompt_ids: Items[int], eos_token_ids: frozenset[int]) -> None:
+    def rules(
+        params: ResolvedSampling,
+        prompt_ids: Items[int],
+        eos_token_ids: frozenset[int],
+        bad_words: Future[BadWords] | None = None,
+    ) -> None:
         """Check that ``params`` need no logits, which a simulated worker does not have. Raises ValueError for
         parameters that do."""
         wanted = ("logprobs", "prompt_logprobs", "beam_search")

@@ -36,6 +36,8 @@ from baton_kernels.transfers import to_device
 
 BUCKET = 128
 """The number of adjacent token ids that run together first."""
+SORTED = 256
+"""From so many greatest values on, sorting all is quicker than selecting them, on a CPU."""
 
 
 def sample(logits: Tensor, params: Sequence[ResolvedSampling], positions: Sequence[int]) -> list[int]:
@@ -138,17 +140,26 @@ def filter_thresholds(scaled: Tensor, params: Sequence[ResolvedSampling]) -> Ten
     thresholds = scaled.new_full((len(params), 1), -math.inf)
     if with_k:
         widest = max(params[row].top_k for row in with_k)
-        ordered = scaled[with_k].topk(widest, dim=-1).values
+        ordered = _greatest(scaled[with_k], widest)
         keep = [params[row].top_k for row in with_k]
         thresholds[with_k] = _nucleus(ordered, keep, [params[row].top_p for row in with_k])
     if with_p:
-        ordered = scaled[with_p].sort(dim=-1, descending=True).values
+        ordered = _greatest(scaled[with_p], vocab)
         thresholds[with_p] = _nucleus(ordered, [vocab] * len(with_p), [params[row].top_p for row in with_p])
     if with_min_p:
         logs = [[math.log(p.min_p) if p.min_p > 0 else -math.inf] for p in params]
         floor = scaled.amax(dim=-1, keepdim=True) + scaled.new_tensor(logs)
         thresholds = torch.maximum(thresholds, floor)
     return thresholds
+
+
+def _greatest(values: Tensor, count: int) -> Tensor:
+    """The ``count`` greatest of each row of ``values`` [R, V], in descending order. [R, count]."""
+    if values.device.type != "cpu" or count < SORTED:
+        return values.topk(count, dim=-1).values
+    # A sort by numpy takes a fifth of the time of torch's, which keeps the places of the values too.
+    ascending = torch.from_numpy(np.sort(values.neg().numpy(), axis=-1))
+    return ascending[:, :count].neg()
 
 
 def _nucleus(ordered: Tensor, keep: list[int], top_p: list[float]) -> Tensor:

@@ -30,9 +30,10 @@ class Client:
 
     def cache_salt(self, given: str | None) -> bytes:
         """Return the group of requests that share cached blocks: with keys, those of one tenant that give the
-        same salt. Tenant and salt have separate parts in the digest, so that no client's salt yields another
-        tenant's group. It contains no secret: `CacheSalts` adds one."""
+        same salt. It is a digest of the tenant (of nothing, without keys) and one of both, in which tenant
+        and salt have separate parts, so that no client's salt yields another tenant's group. It contains no
+        secret: `CacheSalts` adds one."""
         if self.key is None and not given:
             return b""
-        tenant = b"" if self.key is None else hashlib.sha256(self.tenant.name.encode()).digest()
-        return hashlib.sha256(_SALT + tenant + (given or "").encode()).digest()
+        tenant = hashlib.sha256(b"" if self.key is None else self.tenant.name.encode()).digest()
+        return tenant + hashlib.sha256(_SALT + tenant + (given or "").encode()).digest()

@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 
+from baton.core.salts import GROUP_BYTES, TENANT_BYTES
+
+_TENANT_DIGEST = hashlib.sha256().digest_size
+
 
 class CacheSalts:
     """Makes salts with the cluster key: without it, nobody can find out what a tenant asked by computing the
@@ -16,5 +20,10 @@ class CacheSalts:
 
     def of(self, sharers: bytes) -> bytes:
         """Return the salt of ``sharers``, the group of `Client.cache_salt`. The salt of the empty group is
-        empty."""
-        return hmac.digest(self._key, sharers, hashlib.sha256) if sharers else b""
+        empty; others begin with what all groups of one tenant share (`baton.core.salts`)."""
+        if not sharers:
+            return b""
+        tenant, group = (
+            hmac.digest(self._key, part, hashlib.sha256) for part in (sharers[:_TENANT_DIGEST], sharers)
+        )
+        return tenant[:TENANT_BYTES] + group[:GROUP_BYTES]

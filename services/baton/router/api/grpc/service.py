@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from baton.core.structured_output import StructuredOutput
 from baton.net.rpc_status import end_with
 from baton.request.prompts import check_count, check_ids
-from baton.request.sampling import resolve
+from baton.request.sampling import Run, resolve, runs_of
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError, as_api_error, invalid, shown
 from baton.router.api.grpc.errors import Ending
@@ -46,6 +46,10 @@ HEALTH_POLL_SECONDS = 0.5
 
 ECHOED_AT_ONCE = 1024
 """The number of tokens that are decoded for an echo in one turn of the event loop."""
+
+RUNS_AT_ONCE = 32
+"""The number of runs of tokens that are made of bad words in one turn of the event loop: of the longest words
+it takes some 5 ms."""
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]"
 
@@ -172,6 +176,7 @@ class _Call:
             default_max_tokens=None,
             logprobs=asked.logprobs if asked.HasField("logprobs") else None,
             bad_word_ids=self._bad_word_ids(asked, model),
+            word_runs=await self._word_runs(asked, model),
             structured_output=structured,
             defaults=self._service.settings.defaults,
         )
@@ -218,6 +223,15 @@ class _Call:
                 )
             check_ids(run.ids, model.vocab_size, f"bad_word_ids[{index}]")
         return [tuple(run.ids) for run in params.bad_word_ids]
+
+    async def _word_runs(self, params: pb.SamplingParams, model: ModelInfo) -> list[Run]:
+        """Return the runs of the bad words, made in many turns of the event loop."""
+        service, runs = self._service, list[Run]()
+        for run in runs_of(list(params.bad_words), service.tokenizer, model.vocab_size, service.settings):
+            runs.append(run)
+            if not len(runs) % RUNS_AT_ONCE:
+                await asyncio.sleep(0)
+        return runs
 
     async def _echo(self, request: pb.GenerateRequest, prompt: list[int]) -> Echo:
         """Return a text as it was given, and token ids by their text."""
