@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 from pathlib import Path
 
@@ -67,6 +67,16 @@ def _posted(url: str, document: Mapping[str, object]) -> HTTPResponse:
     return answer
 
 
+def _await_worker(url: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S):
+            return
+        if time.monotonic() > until:
+            raise TimeoutError(f"no worker was ready within {PATIENCE_S:g} s")
+        time.sleep(0.1)
+
+
 def _answered(url: str, words: list[str]) -> tuple[float, float]:
     """Have one request answered. Return the times between which it was deep in the bad words."""
     document = {
@@ -101,6 +111,7 @@ def bad_words(tree: Path, tmp: Path) -> Found:
         router.wait_ready()
         assert isinstance(router.ready, ready.RouterReady)
         url = f"http://{router.ready.http}"
+        _await_worker(url)
         honest = Honest(url)
         gaps: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(ROUNDS):

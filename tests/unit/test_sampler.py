@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling.philox import exponentials, philox4x32
-from baton.engine.sampling.sampler import BUCKET, sample
+from baton.engine.sampling.sampler import BUCKET, SORTED, filter_thresholds, sample
 
 
 def params(**kwargs: float | int) -> ResolvedSampling:
@@ -226,3 +226,19 @@ class TestFilters:
         n = 500
         logits = torch.tensor([[2.0, 1.0, 1.0, 0.0]]).expand(n, -1)
         assert set(sample(logits, [params(top_k=2, seed=1)] * n, range(n))) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("top_k", [SORTED - 1, SORTED, 900])
+@pytest.mark.parametrize("top_p", [1.0, 0.97])
+def test_sorting_all_leaves_what_selecting_leaves(top_k: int, top_p: float) -> None:
+    scaled = torch.randn(5, 1000, generator=torch.Generator().manual_seed(top_k))
+    scaled[1, :700] = -math.inf
+    scaled[2] = scaled[2].round()
+    told = filter_thresholds(scaled, [ResolvedSampling(max_tokens=1, top_k=top_k, top_p=top_p)] * 5)
+    assert told is not None
+    for row, threshold in zip(scaled, told, strict=True):
+        kept = row.sort(descending=True).values[:top_k].double()
+        weights = (kept - kept[0]).exp()
+        before = weights.cumsum(0) - weights
+        inside = kept[before < top_p * weights.sum()] if top_p < 1 else kept
+        assert threshold.item() == pytest.approx(inside[-1].item(), abs=1e-6)
