@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
+from contextlib import aclosing
 from functools import partial
 
 import grpc
@@ -121,6 +122,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
         """Connector → the address at which each rank's endpoint listens."""
         self.takes_over = True
         """Whether the role accepts links."""
+        self.control_channels = 0
+        """The number of control streams that prefill workers hold here, greeted or not."""
 
     @property
     def counters(self) -> DecodeCounters:
@@ -230,7 +233,19 @@ class DecodeRole(pb_grpc.HandoffServicer):
         request_iterator: AsyncIterator[pb.PrefillMessage],
         context: grpc.aio.ServicerContext[pb.PrefillMessage, pb.DecodeMessage],
     ) -> AsyncIterator[pb.DecodeMessage]:
-        messages = aiter(request_iterator)
+        self.control_channels += 1
+        try:
+            async with aclosing(self._serve(aiter(request_iterator), context)) as told:
+                async for message in told:
+                    yield message
+        finally:
+            self.control_channels -= 1
+
+    async def _serve(
+        self,
+        messages: AsyncIterator[pb.PrefillMessage],
+        context: grpc.aio.ServicerContext[pb.PrefillMessage, pb.DecodeMessage],
+    ) -> AsyncGenerator[pb.DecodeMessage]:
         try:
             opened = await self._admit(messages, context)
         except CallerRefusedError as error:

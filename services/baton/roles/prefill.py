@@ -38,7 +38,7 @@ from baton.net.heartbeat import TEMPO, Tempo, ticks
 from baton.roles.driver import MachineDriver, Timelines
 from baton.roles.engine_pages import EnginePages, PagesOfEngine
 from baton.roles.group_blocks import finished_blocks, wanted_blocks
-from baton.roles.prefill_links import UNREACHABLE, DecodeLinks, DecodePeer, LinkRefusedError
+from baton.roles.prefill_links import DecodeLinks, DecodePeer, LinkRefusedError, UnreachableError
 from baton.roles.prefill_peers import Peer
 from baton.telemetry.handoff import Holds
 from baton.transport.base import TransferError
@@ -246,8 +246,8 @@ class PrefillRole:
         except LinkRefusedError as error:
             self._fail(name, f"decode refused the link: {error}", AttemptFailure.REFUSED)
             return
-        except UNREACHABLE as error:
-            log.warning("no link to decode at %s: %r", peer.address, error)
+        except UnreachableError as error:
+            log.warning("no link to decode at %s: %s", peer.address, error)
             self._fail(name, "decode cannot be reached", AttemptFailure.REFUSED)
             return
         request = self._requests.get(name)
@@ -275,7 +275,9 @@ class PrefillRole:
             verify=self._wiring.verify,
             ranks=[wire.shard_to_proto(share) for share in self._wiring.ends.shares],
         )
-        connection = DecodePeer(peer.address, self._wiring, self._on_message, on_lost, self._tempo)
+        connection = DecodePeer(
+            peer.address, self._wiring, self._on_message, on_lost, self._tempo, self.links.calls
+        )
         await connection.open(greeting)
         self._driver.follow(connection.living)
         return connection

@@ -403,6 +403,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             waiting_prefill_tokens=self._waiting_prefill_tokens(engine),
             open_handoffs=self._open_handoffs,
             deadlines_exceeded=self._deadlines_exceeded,
+            handoff_links=self._prefill.links.open_links + self._decode.open_links,
+            handoff_control_channels=self._prefill.links.control_channels + self._decode.control_channels,
             handoffs_completed=prefill.completed + decode.committed,
             handoff_stale_messages=prefill.stale + decode.stale,
             handoff_fences=decode.fences,
