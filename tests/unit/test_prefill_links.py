@@ -34,6 +34,7 @@ from baton.telemetry.handoff import HandoffMetrics
 from baton.transport.ranks.shard import KVShard
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
+from tests.support.links import until
 from tests.support.stopping_decode import KEY
 
 A, B = Peer("10.0.0.1:9", "a"), Peer("10.0.0.2:9", "b")
@@ -416,14 +417,14 @@ async def test_a_dial_that_met_a_stopped_process_leaves_no_connection(
     """Without a turn of the garbage collector, which a worker that is busy seldom makes."""
     monkeypatch.setattr(links, "OPEN_S", 0.5)
     stops = 3
-    command = [sys.executable, "-m", "tests.support.stopping_decode", str(stops)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as decode:
-        assert decode.stdout is not None
-        try:
-            port = int(await asyncio.to_thread(decode.stdout.readline))
-            await dial_until_linked(decode.pid, port, stops)
-        finally:
-            decode.kill()
+    command = (sys.executable, "-m", "tests.support.stopping_decode", str(stops))
+    decode = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert decode.stdout is not None
+    try:
+        await dial_until_linked(decode.pid, int(await decode.stdout.readline()), stops)
+    finally:
+        decode.kill()
+        await decode.wait()
 
 
 async def dial_until_linked(pid: int, port: int, stops: int) -> None:
@@ -449,13 +450,9 @@ async def dial_until_linked(pid: int, port: int, stops: int) -> None:
     try:
         dialling.know("r", [Peer(f"127.0.0.1:{port}", "decode")])
         for stop in range(stops):
-            async with asyncio.timeout(60):
-                while failed <= stop or psutil.Process(pid).status() != psutil.STATUS_STOPPED:
-                    await asyncio.sleep(0.02)
+            await until(lambda: failed > stop and psutil.Process(pid).status() == psutil.STATUS_STOPPED)  # noqa: B023
             os.kill(pid, signal.SIGCONT)
-        async with asyncio.timeout(60):
-            while not dialling.open_links or connections_to(port) != 1:
-                await asyncio.sleep(0.02)
+        await until(lambda: dialling.open_links == 1 and connections_to(port) == 1)
         assert dialling.control_channels == dialling.open_links == 1
     finally:
         gc.enable()

@@ -244,7 +244,7 @@ class PrefillRole:
         try:
             link = await self.links.to(peer)
         except LinkRefusedError as error:
-            self._fail(name, f"decode refused the link: {error}", AttemptFailure.REFUSED)
+            self._fail(name, f"decode refused the link: {error}", AttemptFailure.REFUSED, error.field)
             return
         except UnreachableError as error:
             log.warning("no link to decode at %s: %s", peer.address, error)
@@ -411,9 +411,9 @@ class PrefillRole:
         if request is not None and timeline is not None:
             self._wiring.metrics.stage(timeline.connector, "ask", time.monotonic() - request.since)
 
-    def _fail(self, name: Name, reason: str, failure: AttemptFailure) -> None:
+    def _fail(self, name: Name, reason: str, failure: AttemptFailure, link_field: str = "") -> None:
         log.warning("request %s (attempt %d) cannot be handed on (%s): %s", *name, failure.value, reason)
         self._timelines.pop(name, None)
         request = self._requests.pop(name, None)
         if request is not None:
-            self._outlet.fail(request.sequence.owner, *name, failure, reason)
+            self._outlet.fail(request.sequence.owner, *name, failure, reason, link_field)

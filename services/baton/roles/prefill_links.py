@@ -37,7 +37,8 @@ class LinkRefusedError(Exception):
     """Decode refuses a link; the message is its reason. The same configuration is refused again."""
 
     def __init__(self, reason: str, field: str = "") -> None:
-        """``field``: the field in which the two processes differ; empty if decode names none."""
+        """``field``: the field in which the two processes differ, so that they can never be linked; empty if
+        decode names none."""
         super().__init__(reason)
         self.field = field
 
@@ -217,7 +218,9 @@ def _accepted(answer: object) -> pb.LinkAccept:
     if not isinstance(answer, pb.DecodeMessage):
         raise TransferError("decode ended the stream without an answer")
     if answer.HasField("refuse"):
-        raise LinkRefusedError(answer.refuse.reason, answer.refuse.field)
+        # A process that has been started again is another, and nothing is known of that.
+        lasting = answer.refuse.field if answer.refuse.field != "decode_incarnation" else ""
+        raise LinkRefusedError(answer.refuse.reason, lasting)
     if not answer.HasField("accept"):
         raise TransferError("decode answered neither accept nor refuse")
     return answer.accept

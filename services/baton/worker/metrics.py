@@ -39,8 +39,8 @@ class WorkerStats:
         int,
         gauge(
             "baton_handoff_control_channels",
-            "Connections of control streams: at prefill made, at decode accepted. One for each link, and more "
-            "while links are made or end.",
+            "Connections of control streams: at prefill made, at decode accepted. One for each link, and "
+            "more while links are made or end.",
         ),
     ]
     handoffs_completed: Annotated[int, counter("baton_handoffs_completed", "Handoffs that went through.")]
