@@ -218,6 +218,10 @@ class DecodeRole(pb_grpc.HandoffServicer):
             if seq.priority.overdue(now) and self._machine.state_of(name) is not DecodeHandoffState.DRAINING
         ]
 
+    def owner_of(self, request_id: str) -> str | None:
+        """Return the owner of a request that is being handed on to this worker, in any attempt."""
+        return self._room.owner_of(request_id)
+
     def has_any_of(self, owner: str) -> bool:
         return bool(self._room.owned_by(owner))
 

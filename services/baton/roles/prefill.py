@@ -191,6 +191,11 @@ class PrefillRole:
         self._driver.do(lambda now: self._machine.cancel(name, now))
         self._requests.pop(name, None)
 
+    def owner_of(self, name: Name) -> str | None:
+        """Return the owner of a request that is here to be handed on."""
+        request = self._requests.get(name)
+        return None if request is None else request.sequence.owner
+
     def overdue(self, now: float) -> list[Sequence]:
         """Return the requests to be handed on whose deadline has passed."""
         return [r.sequence for r in self._requests.values() if r.sequence.priority.overdue(now)]
