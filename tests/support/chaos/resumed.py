@@ -47,6 +47,8 @@ KINDS: dict[Event | None, int] = {"drain decode": 1, "kill decode": 1, None: 10}
 """What ends attempts whose answers have tokens, and how often each is drawn. None: the worker is stopped
 until the router has lost it, which needs no start of a process."""
 STOP = "stop decode"
+MOST_CHARACTERS = 1200
+"""Of a request: the time to compute prompts again is the time of a run."""
 GAP_S = (3.0, 5.0)
 """The time in which all decode workers serve between two events. A request that makes no progress between two
 lost workers is suspected of killing them."""
@@ -87,9 +89,13 @@ def differs(reply: Reply, true: Reply) -> bool:
 
 
 def single_streams(asked: Sequence[Ask]) -> list[Ask]:
-    """Return the requests of one answer, all of them streamed with the ids of their tokens."""
+    """Return the short requests of one answer, all of them streamed with the ids of their tokens."""
     wanted = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
-    return [replace(each, body=each.body | wanted) for each in asked if not NOT_ASKED & each.body.keys()]
+    return [
+        replace(each, body=each.body | wanted)
+        for each in asked
+        if not NOT_ASKED & each.body.keys() and len(str(each.body)) < MOST_CHARACTERS
+    ]
 
 
 class ResumedStreams(Streams):
