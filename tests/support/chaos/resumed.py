@@ -110,9 +110,15 @@ class ResumedStreams(Streams):
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx.AsyncClient(base_url=self._ring.url, timeout=None, limits=limits) as http:
             first, second = [await self._calm(http, asked) for _ in range(2)]
-            for one, other in zip(first, second, strict=True):
-                self.rates.calm += 1
-                self.rates.calm_differ += differs(other.true, one.true)
+            interrupted = self._interrupted()  # where others take the machine, workers look silent
+            pairs = [
+                pair
+                for pair in zip(first, second, strict=True)
+                if not interrupted.keys() & {question.true.id for question in pair}
+            ]
+            self.rates.calm = len(pairs)
+            self.rates.calm_differ = sum(differs(other.true, one.true) for one, other in pairs)
+            first = [one for one, _ in pairs]
             clients = [asyncio.create_task(self._client(http, first)) for _ in range(self._clients)]
             try:
                 while len(self.resumed()) < wanted and time.monotonic() - began < max_s:
