@@ -6,13 +6,22 @@ ends is started again.
 
 Fails (exit status 1) unless every answer is complete and the same, token for token, as undisturbed, with no
 token twice or lost, and no error. Reports what an interruption added between two tokens. ``--json`` adds the
-run to the runs that the file has, and the table is of all of them.
+run to the runs that the file has, and the table is of all of them. Workers compute in float32, whose tokens
+do not depend on what else a step computes.
+
+    python -m loadtest.lost_streams --dtype bfloat16 --resumed 1000 --clients 64 --json rates.json
+
+Has decode workers stopped, drained and killed until that many answers went on elsewhere after their first
+token, and prints how many of them have other tokens than in calm, beside how many answers differ between two
+calm runs of the same requests by as many clients: rounding by batch. Fails in float32 if one differs, and in
+any type if an answer is not complete.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import signal
 import sys
@@ -23,6 +32,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tests.support.chaos.resumed import Rates, measure
 from tests.support.chaos.streams import EVENTS, Plan, Report, run
 
 
@@ -80,6 +90,37 @@ def table(reports: Sequence[Report]) -> Table:
     return shown
 
 
+def rates_table(rates: Rates) -> Table:
+    shown = Table("", "")
+    shown.add_row("dtype; clients", f"{rates.dtype}; {rates.clients}")
+    for event, count in sorted(rates.events.items()):
+        shown.add_row(event, str(count))
+    for name, count, differ in (
+        ("two calm runs of the same requests: answers", rates.calm, rates.calm_differ),
+        ("answers not interrupted, among workers that end", rates.undisturbed, rates.undisturbed_differ),
+        ("RESUMED answers", rates.resumed, rates.resumed_differ),
+    ):
+        shown.add_row(f"{name}; of other tokens", f"{count}; {differ} ({differ / max(1, count):.2%})")
+    shown.add_row("tokens in resumed answers", str(rates.tokens))
+    shown.add_row("VIOLATIONS", str(len(rates.violations)))
+    return shown
+
+
+def measure_rates(logs: Path, plan: Plan, wanted: int, told: Path | None) -> bool:
+    """Return whether all is as it must be."""
+    rates = measure(logs, plan, wanted)
+    if told:
+        told.write_text(json.dumps(vars(rates), indent=1))
+    Console(width=160).print(rates_table(rates))
+    for line in (*rates.differences[:10], *(f"VIOLATION: {each}" for each in rates.violations[:20])):
+        print(line)
+    print(f"{rates.seconds:.0f} s; logs in {logs}")
+    if rates.resumed < wanted:
+        print(f"only {rates.resumed} answers were resumed within --seconds")
+    exact = plan.dtype != "float32" or not (rates.resumed_differ or rates.calm_differ)
+    return exact and not rates.violations and rates.resumed >= wanted
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -93,8 +134,12 @@ def main() -> None:
     parser.add_argument(
         "--model", default="demo", help="demo, a directory, or a tiny model of tests.support.family_models"
     )
+    parser.add_argument("--dtype", default="float32", help="what workers compute in")
+    parser.add_argument("--resumed", type=int, help="measure rates, until so many answers were resumed")
     parser.add_argument("--logs", type=Path, help="where the logs go; default: a temporary folder")
-    parser.add_argument("--json", type=Path, help="add the figures to those in this file")
+    parser.add_argument(
+        "--json", type=Path, help="add the figures to those in this file; with --resumed, write them"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops the workers
     logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-streams-"))
@@ -106,7 +151,12 @@ def main() -> None:
         longest=options.longest,
         max_s=options.seconds,
         model=options.model,
+        dtype=options.dtype,
     )
+    if options.resumed is not None:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        sys.exit(not measure_rates(logs, plan, options.resumed, options.json))
     report = run(logs, plan)
     known = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
     reports = [*(Report(**each) for each in known), report]

@@ -1,5 +1,5 @@
 """Workers whose KV means different things are not paired. What routers can know beforehand keeps the pair
-apart, and decode answers alone; of the rest the client hears which field differs, and how."""
+apart; of the rest they hear by the first refused link. Either way decode answers alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.support.clients import RingClient
-from tests.support.ring import Ring, running, running_routers, worker
+from tests.support.ring import Ring, running, running_routers, scrape, worker
 from tests.support.tiny_models import save_shape
 
 pytestmark = pytest.mark.beside
@@ -28,7 +28,7 @@ PREFILLS: Mapping[str, tuple[str, ...]] = {
     "model": ("--served-model-name", "another"),
     "revision": (),
     "kv_dtype": ("--dtype", "bfloat16"),
-    "kv_cache_dtype": ("--kv-cache-dtype", "fp8"),
+    "verify": ("--kv-cache-dtype", "fp8", "--verify-handoff"),
     "quantization": ("--quantization", "int8"),
     "block_size": ("--block-size", "24"),
     "connectors": ("--connector", "gloo"),
@@ -51,7 +51,8 @@ def rings(
     """A ring for each field, all of them with one decode worker."""
     ours, theirs = models
     tmp = tmp_path_factory.mktemp("rings")
-    decode = worker(tmp, "decode", "decode", str(ours), *DUMMY, "--connector", "tcp")
+    options = ("--connector", "tcp", "--kv-convert", "allow")
+    decode = worker(tmp, "decode", "decode", str(ours), *DUMMY, *options)
     prefills = {
         field: worker(tmp, field, "prefill", str(theirs if field == "revision" else ours), *DUMMY, *options)
         for field, options in PREFILLS.items()
@@ -65,7 +66,7 @@ def rings(
             yield {field: running_rings[f"to {field}"] for field in PREFILLS}
 
 
-APART = ("model", "revision", "kv_dtype", "kv_cache_dtype", "quantization")
+APART = ("model", "revision", "kv_dtype", "verify", "quantization")
 """Told in a worker's greeting: such workers are of different groups."""
 
 
@@ -87,14 +88,22 @@ async def test_workers_of_different_groups_are_never_paired(rings: Mapping[str, 
 
 
 @pytest.mark.parametrize("field", [field for field in PREFILLS if field not in APART])
-async def test_the_client_hears_which_field_differs_and_how(rings: Mapping[str, Ring], field: str) -> None:
+async def test_a_pair_that_decode_refuses_is_tried_once_and_decode_answers_alone(
+    rings: Mapping[str, Ring], field: str
+) -> None:
     expected = {
         "block_size": "block_size of one side must divide that of the other: prefill 24, decode 16",
         "connectors": "no common connector: prefill has gloo, decode tcp",
     }
-    async with RingClient(rings[field].url, "tiny") as client:
-        with pytest.raises(httpx.HTTPStatusError) as failure:
-            await client.complete([1, 2, 3], max_tokens=4)
-    assert failure.value.response.status_code == 503
-    assert f"decode refused the link: {expected[field]}" in failure.value.response.json()["error"]["message"]
-    rings[field].wait_idle()
+    ring = rings[field]
+    async with RingClient(ring.url, "tiny") as client:
+        for _ in range(3):
+            assert len((await client.complete([1, 2, 3], max_tokens=4)).token_ids) == 4
+    assert f"decode refused the link: {expected[field]}" in ring.router.log.read_text()
+    async with httpx.AsyncClient(base_url=ring.url) as http:
+        health = (await http.get("/health?model=tiny")).json()
+    assert health == {"status": "ok", "unlinked_pairs": {field: 1}}
+    metrics = scrape(f"{ring.url}/metrics")
+    assert metrics[f'baton_unlinked_pairs{{field="{field}",model="tiny"}}'] == 1
+    assert metrics['baton_resumes_total{cause="refused"}'] == 1
+    ring.wait_idle()

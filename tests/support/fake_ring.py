@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -57,6 +57,10 @@ class FakeRing:
     failing: Sequence[int] | None = None
     cached_tokens: int = 0
     calls: list[Call] = field(default_factory=list)
+    unlinked: Mapping[str, int] = field(default_factory=dict)
+
+    def unlinked_pairs(self) -> Mapping[str, int]:
+        return self.unlinked
 
     @contextmanager
     def generate(

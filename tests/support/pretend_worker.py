@@ -80,6 +80,7 @@ class PretendWorker:
         self.wire: list[pb.TokenDelta] = []
         """Said, and not heard yet."""
         self.given = 0
+        self.unlinked = frozenset[str]()
 
     @property
     def ready(self) -> bool:
@@ -97,7 +98,10 @@ class PretendWorker:
         self.incarnation += 1
         role = pb.Role.Value(f"ROLE_{self.role.upper()}")
         self.hello = pb.WorkerHello(
-            incarnation=str(self.incarnation), role=role, handoff_address=self.address, max_model_len=1000
+            incarnation=f"{self.address}.{self.incarnation}",
+            role=role,
+            handoff_address=self.address,
+            max_model_len=1000,
         )
         self.load, self.drained = pb.Load(), False
 
@@ -107,7 +111,18 @@ class PretendWorker:
         self.hello = None
 
     def report(self) -> WorkerReport:
-        return WorkerReport(self.address, self.role, 0, len(self.jobs), float(self.given), self.usable)
+        return WorkerReport(
+            self.address,
+            self.role,
+            0,
+            len(self.jobs),
+            float(self.given),
+            self.usable,
+            unlinked=self.unlinked,
+        )
+
+    def note_unlinked(self, prefills: frozenset[str]) -> None:
+        self.unlinked = prefills
 
     def tick(self, elapsed: float) -> None: ...
 
@@ -134,9 +149,14 @@ class PretendWorker:
             for known in [key for key in self.jobs if key[0] == name and key[1] <= attempt]:
                 del self.jobs[known]
 
-    def fail(self, name: str, attempt: int, *, refused: bool = False) -> None:
+    def fail(self, name: str, attempt: int, *, refused: bool = False, link_field: str = "") -> None:
         delta = pb.TokenDelta(
-            request_id=name, attempt=attempt, error="pretended", refused=refused, lost=not refused
+            request_id=name,
+            attempt=attempt,
+            error="pretended",
+            refused=refused,
+            lost=not refused,
+            link_field=link_field,
         )
         delta.finish_reason = inference_pb2.FINISH_REASON_ERROR
         self.wire.append(delta)

@@ -119,6 +119,11 @@ async def test_what_is_listed(api: httpx.AsyncClient) -> None:
 
 async def test_one_ready_model_is_enough(api: httpx.AsyncClient, rings: dict[str, FakeRing]) -> None:
     assert (await api.get("/health")).json() == {"status": "ok", "models": {"first": "ok", "second": "ok"}}
+    rings["first"].unlinked = {"verify": 2}
+    assert (await api.get("/health")).json()["unlinked_pairs"] == {"verify": 2}
+    assert (await api.get("/health?model=first")).json() == {"status": "ok", "unlinked_pairs": {"verify": 2}}
+    assert (await api.get("/health?model=second")).json() == {"status": "ok"}
+    rings["first"].unlinked = {}
     rings["second"].ready = False
     told = (await api.get("/health")).json()["models"]
     assert told == {"first": "ok", "second": "No worker can take a request."}

@@ -12,6 +12,7 @@ import shutil
 import socket
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from baton.net.certificates import TlsFiles
-from baton.net.tls_session import DataTls
+from baton.net.tls_session import DataTls, TlsSession
 from baton.process.options import ConfigError, parse_address
 from baton.transport import data_listener as door
 from baton.transport import registry
@@ -207,6 +208,14 @@ def welcomed(port: int, context: ssl.SSLContext, token: bytes) -> bool:
             return False
 
 
+ELSEWHERE = "127.0.0.2"
+"""Another address of this machine."""
+
+
+def called_from(host: str, port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), WAIT_S, source_address=(host, 0))
+
+
 class TestStrangers:
     @staticmethod
     def descriptors() -> int:
@@ -229,7 +238,8 @@ class TestStrangers:
             strangers = [socket.create_connection(("127.0.0.1", running.port), WAIT_S) for _ in range(20)]
             for stranger in strangers:
                 stranger.sendall(says)
-            await until(lambda: caplog.text.count("it took more than 0.5 s") == 20)
+            await until(lambda: running.connector._listener.refused == 20)
+            assert caplog.text.count("it took more than 0.5 s") == 1, "a line in ten seconds"
             for stranger in strangers:
                 with closing(stranger):
                     assert await asyncio.to_thread(stranger.recv, 1) == b""
@@ -250,6 +260,55 @@ class TestStrangers:
             finally:
                 for stranger in strangers:
                     stranger.close()
+
+    async def test_the_oldest_of_whoever_has_most_goes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(door, "MAX_GREETINGS", 8)
+        async with decode(None) as running:
+            token, _ = running.expect()
+            with socket.create_connection(("127.0.0.1", running.port), WAIT_S) as slow:
+                strangers = [called_from(ELSEWHERE, running.port) for _ in range(20)]
+                for first in strangers[:13]:
+                    assert await asyncio.to_thread(first.recv, 1) == b""
+                slow.sendall(MAGIC + token)
+                await until(lambda: token not in running.connector._expected)
+                for stranger in strangers:
+                    stranger.close()
+
+    async def test_one_address_has_a_share_of_the_greetings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(door, "MAX_FROM_ONE", 4)
+        async with decode(None) as running:
+            strangers = [called_from(ELSEWHERE, running.port) for _ in range(10)]
+            for first in strangers[:6]:
+                assert await asyncio.to_thread(first.recv, 1) == b""
+            await until(lambda: len(running.connector._listener._greetings) == 4)
+            for stranger in strangers:
+                stranger.close()
+
+    async def test_handshakes_of_a_flood_delay_no_one_from_another_address(
+        self, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A peer's handshake waits for a step of each other address, however many steps wait there."""
+        hello = DataTls(files).calling("127.0.0.1")
+        assert not hello.greet()
+        said, greet, steps = hello.take(), TlsSession.greet, 0
+
+        def slow(session: TlsSession) -> bool:
+            nonlocal steps
+            if threading.current_thread().name.startswith("door-tls"):
+                steps += 1
+                time.sleep(0.05)
+            return greet(session)
+
+        monkeypatch.setattr(TlsSession, "greet", slow)
+        async with decode(files) as running:
+            flood = [called_from(ELSEWHERE, running.port) for _ in range(60)]
+            for stranger in flood:
+                stranger.sendall(said)
+            await until(lambda: steps > 0)
+            await moved(running, files)
+            assert steps < 40, "of the 60 that waited"
+            for stranger in flood:
+                stranger.close()
 
     async def test_what_is_no_tls_at_all_is_turned_away(self, files: TlsFiles) -> None:
         async with decode(files) as running:

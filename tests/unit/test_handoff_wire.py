@@ -211,6 +211,13 @@ def test_a_mismatch_of_groups_names_group_and_field(field: str) -> None:
     assert compatibility_digest(compatibility()) != compatibility_digest(theirs)
 
 
+def test_blocks_with_scales_of_their_own_fit_blocks_of_their_size_alone() -> None:
+    sizes = [{"block_size": size} for size in (16, 32)]
+    plain = {compatibility_digest(compatibility(**size)) for size in sizes}
+    scaled = {compatibility_digest(compatibility(kv_dtype="fp8-dynamic", **size)) for size in sizes}
+    assert (len(plain), len(scaled)) == (1, 2)
+
+
 def test_a_group_too_many_is_a_mismatch() -> None:
     theirs = compatibility(groups=[FULL])
     assert first_mismatch(compatibility(), theirs) == Mismatch("groups", "full, window", "full")

@@ -326,6 +326,14 @@ def test_workers_that_convert_take_over_from_other_groups_too() -> None:
         ([prefills[0], decodes[1]], {decodes[0], decodes[1]}),
         ([decodes[0], decodes[2]], {decodes[0]}),
     ]
+    compared = prefills[0].hello
+    assert compared is not None
+    compared.verifies = True
+    assert [(like, set(takers)) for like, takers in pairings([prefills[0], *decodes])][:2] == [
+        ([decodes[1]], {decodes[0], decodes[1]}),
+        ([prefills[0]], {decodes[1]}),
+    ], "nobody converts what is compared"
+    assert prefills[0].report().verifies
     assert decodes[0].report().takes_from == (" ".join(("m", "1", exact)),)
     first.incarnation = "d"
     check_hello(first)

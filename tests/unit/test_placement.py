@@ -117,6 +117,35 @@ class TestPairs:
             "it computes the prompt itself"
         )
 
+    def test_nobody_converts_what_is_compared(self) -> None:
+        compared = worker("p1", group="exact", verifies=True)
+        plain = worker("p2", group="exact", prefill_tokens=900)
+        other = worker("d2", group="fp8", takes_from=("exact",))
+        assert chosen([compared, plain, other]) == Choice("d2", "p2")
+        assert chosen([compared, other]) == Choice("d2"), "it computes the prompt itself"
+        alike = worker("d1", group="exact", sequences=3)
+        assert chosen([compared, alike, other]) == Choice("d1", "p1")
+
+    def test_a_pair_that_cannot_be_linked_is_left_out_whoever_is_least_loaded(self) -> None:
+        prefills = [worker(f"p{at}", prefill_tokens=100 * at) for at in range(6)]
+        near = frozenset(f"p{at}" for at in range(4))
+        assert chosen([*prefills, worker("d1", unlinked=near)]) == Choice("d1", "p4")
+        assert chosen([*prefills, worker("d1", unlinked=near), worker("d2")]) == Choice("d2", "p0")
+        everybody = near | {"p4", "p5"}
+        alone = worker("d1", unlinked=everybody)
+        busy = worker("d2", sequences=30)
+        assert chosen([*prefills, alone]) == Choice("d1"), "it computes the prompt itself"
+        assert chosen([*prefills, alone, busy]) == Choice("d2", "p0"), "a prompt is for a prefill worker"
+        conditional = PlacementOptions()
+        assert chosen([*prefills, alone, busy], conditional) == Choice("d1")
+        waits = PlacementOptions("always", no_prefill="queue")
+        assert decide([*prefills, alone], waits) is None
+
+    def test_a_guest_that_cannot_be_linked_is_no_guest(self) -> None:
+        prefill = worker("p", group="exact")
+        guest = worker("d", group="fp8", takes_from=("exact",), unlinked=frozenset({"p"}))
+        assert chosen([prefill, guest]) == Choice("d")
+
     def test_a_release_without_prefill_helps_out_when_the_other_is_full(self) -> None:
         """As when of the new release all prefill workers are there, and one decode worker."""
         old = [worker(f"d{number}", group="old", sequences=3) for number in range(4)]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -12,7 +17,9 @@ from types import SimpleNamespace
 from typing import cast
 
 import grpc
+import psutil
 import pytest
+from prometheus_client import CollectorRegistry
 
 from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.proofs import Called
@@ -21,10 +28,14 @@ from baton.handoff.wiring import Wiring
 from baton.net.channels import STREAM_OPTIONS, Dialer
 from baton.net.heartbeat import Pulse
 from baton.roles import prefill_links as links
-from baton.roles.prefill_links import DecodeLinks, DecodePeer, LinkRefusedError
+from baton.roles.prefill_links import DecodeLinks, DecodePeer, LinkRefusedError, UnreachableError
 from baton.roles.prefill_peers import Backoff, KnownPeers, Peer
+from baton.telemetry.handoff import HandoffMetrics
+from baton.transport.ranks.shard import KVShard
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
+from tests.support.links import until
+from tests.support.stopping_decode import KEY
 
 A, B = Peer("10.0.0.1:9", "a"), Peer("10.0.0.2:9", "b")
 
@@ -76,7 +87,7 @@ class World:
         if peer in self.refuse:
             raise LinkRefusedError(self.refuse[peer])
         if peer in self.absent:
-            raise OSError("connection refused")
+            raise UnreachableError("connection refused")
         self.made.append(Connection(peer, 1 + len(self.made), on_lost))
         return cast(DecodePeer, self.made[-1])
 
@@ -341,7 +352,7 @@ async def test_a_worker_started_where_one_died_is_called_at_once() -> None:
             peer = DecodePeer(f"127.0.0.1:{port}", wiring, lambda *_: None, lambda _: None)
             try:
                 await peer.open(pb.LinkOpen(prefill_incarnation="prefill"))
-            except grpc.aio.AioRpcError:
+            except UnreachableError:
                 await asyncio.sleep(0.02)
             except LinkRefusedError:
                 return time.monotonic()
@@ -382,3 +393,68 @@ async def test_whoever_gives_up_waiting_for_links_to_end_does_not_keep_them_from
     assert connection.closing and not connection.living.done()
     connection.lose()
     assert await connection.living and world.open == []
+
+
+class NoData:
+    """What ``DecodePeer`` needs of a worker's connectors and of a data connection."""
+
+    connectors = ("tcp",)
+
+    async def connect(self, *terms: object) -> NoData:
+        return self
+
+    async def close(self) -> None: ...
+
+
+def connections_to(port: int) -> int:
+    found = psutil.Process().net_connections(kind="tcp")
+    return sum(bool(one.raddr) and one.raddr.port == port and one.status == "ESTABLISHED" for one in found)
+
+
+async def test_a_dial_that_met_a_stopped_process_leaves_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a turn of the garbage collector, which a worker that is busy seldom makes."""
+    monkeypatch.setattr(links, "OPEN_S", 0.5)
+    stops = 3
+    command = (sys.executable, "-m", "tests.support.stopping_decode", str(stops))
+    decode = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert decode.stdout is not None
+    try:
+        await dial_until_linked(decode.pid, int(await decode.stdout.readline()), stops)
+    finally:
+        decode.kill()
+        await decode.wait()
+
+
+async def dial_until_linked(pid: int, port: int, stops: int) -> None:
+    metrics = HandoffMetrics(CollectorRegistry(), "prefill")
+    parts = SimpleNamespace(
+        dialer=Dialer(), cluster_key=KEY, ends=NoData(), whole=KVShard(()), metrics=metrics
+    )
+    wiring = cast(Wiring, parts)
+    failed = 0
+
+    async def dial(peer: Peer, on_lost: Callable[[DecodePeer], None]) -> DecodePeer:
+        connection = DecodePeer(peer.address, wiring, lambda *_: None, on_lost, calls=dialling.calls)
+        nonlocal failed
+        try:
+            await connection.open(pb.LinkOpen(prefill_incarnation="prefill"))
+        except UnreachableError:
+            failed += 1
+            raise
+        return connection
+
+    dialling = DecodeLinks(dial, lambda _: None, lambda _: None, lambda _: False)
+    gc.disable()
+    try:
+        dialling.know("r", [Peer(f"127.0.0.1:{port}", "decode")])
+        for stop in range(stops):
+            await until(lambda: failed > stop and psutil.Process(pid).status() == psutil.STATUS_STOPPED)  # noqa: B023
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: dialling.open_links == 1 and connections_to(port) == 1)
+        assert dialling.control_channels == dialling.open_links == 1
+    finally:
+        gc.enable()
+        await dialling.close()
+    assert dialling.control_channels == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -528,6 +528,70 @@ async def test_a_request_that_everybody_refuses_is_given_up_on_in_time() -> None
                 await asked
         assert (error.value.status, error.value.code) == (503, "worker_error")
         assert 2 < attempt < 60
+
+
+NO_BUDGET = replace(AT_ONCE, budget_most=0.0, budget_share=0.0, budget_rate=1e-9, queue_timeout=5.0)
+
+
+def asks(ring: WorkerRing, name: str) -> AbstractContextManager[Sequence[AsyncGenerator[TokenChunk]]]:
+    return ring.generate([1], [Request(name, ResolvedSampling(max_tokens=LENGTH))])
+
+
+async def unlinked(ring: WorkerRing, prefill: PretendWorker, name: str, attempt: int) -> None:
+    """Wait until the prefill worker has that attempt, and have decode refuse the link for ever."""
+    await until(lambda: (name, attempt) in prefill.jobs)
+    prefill.fail(name, attempt, refused=True, link_field="verify")
+    await hear(ring, prefill)
+
+
+async def test_a_pair_that_can_never_be_linked_is_tried_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Until one of the two is another process. Meanwhile decode computes the prompts itself."""
+    async with pretended("prefill", "decode", policy=NO_BUDGET) as (ring, [prefill, decode]):
+        with asks(ring, "r") as [chunks], asks(ring, "s") as [others]:
+            asked = [asyncio.create_task(anext(chunks))]
+            await unlinked(ring, prefill, "r", 0)
+            await until(lambda: ("r", 1) in decode.jobs)
+            asked.append(asyncio.create_task(anext(others)))
+            await until(lambda: ("s", 0) in decode.jobs)
+            assert ring.unlinked_pairs() == {"verify": 1}
+            for name, attempt in (("r", 1), ("s", 0)):
+                decode.say(name, attempt, 0, token_after([1], 0, []))
+            await hear(ring, decode)
+            await asyncio.gather(*asked)
+        told = [record.getMessage() for record in caplog.records if "not paired any more" in record.msg]
+        pair = "prefill prefill-0 and decode decode-1"
+        assert told == [f"{pair} are not paired any more, as long as both run: pretended"]
+
+        decode.end()
+        ring.on_lost(decode)  # type: ignore[arg-type]
+        decode.start()
+        ring.on_ready(decode)  # type: ignore[arg-type]
+        assert ring.unlinked_pairs() == {}
+        with asks(ring, "t") as [chunks]:
+            asked = [asyncio.create_task(anext(chunks))]
+            await until(lambda: ("t", 0) in prefill.jobs)
+            decode.say("t", 0, 0, token_after([1], 0, []))
+            await hear(ring, decode)
+            await asyncio.gather(*asked)
+
+
+async def test_pairs_that_cannot_be_linked_cost_one_attempt_each_and_no_budget() -> None:
+    roles: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
+    async with pretended(*roles, policy=NO_BUDGET) as (ring, [first, second, *decodes]):
+        with asks(ring, "r") as [chunks]:
+            asked = asyncio.create_task(anext(chunks))
+            attempt = 0
+            while not any(("r", attempt) in decode.jobs for decode in decodes):
+                await until(lambda: ("r", attempt) in first.jobs | second.jobs)  # noqa: B023
+                await unlinked(ring, first if ("r", attempt) in first.jobs else second, "r", attempt)
+                attempt += 1
+                await asyncio.sleep(0.01)
+            assert attempt == 4
+            assert ring.unlinked_pairs() == {"verify": 4}
+            [decode] = [each for each in decodes if each.jobs]
+            decode.say("r", attempt, 0, token_after([1], 0, []))
+            await hear(ring, decode)
+            assert (await asked).token_ids
 
 
 async def test_an_answer_that_gets_on_between_deaths_is_not_given_up_on() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import queue
+import socket
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -399,6 +400,48 @@ async def test_requests_of_one_router_are_bounded_and_others_may_submit(
     assert refused.error == "3 requests of this router are here, as many as are allowed"
     await modest.write(pb.RouterMessage(submit=pb.Submit(request_id="m", prompt_ids=PROMPT, params=params)))
     await until(lambda: worker.engine.has_any_of("modest"))
+
+
+async def test_a_router_ends_no_request_of_another_router(
+    worker: LocalWorker, channels: list[grpc.aio.Channel]
+) -> None:
+    owner, other = await bare(worker, channels, "owner"), await bare(worker, channels, "other")
+    params = ResolvedSampling(max_tokens=200, temperature=0.0, ignore_eos=True).to_proto()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # a link that is never made
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        target = pb.DecodeTarget(handoff_address=address, incarnation="nobody")
+        submits = [
+            pb.Submit(
+                request_id="here", prompt_ids=PROMPT, params=params, forks=[pb.Fork(request_id="fork")]
+            ),
+            pb.Submit(request_id="on-its-way", prompt_ids=PROMPT, params=params, decode=target),
+        ]
+        for submit in submits:
+            await owner.write(pb.RouterMessage(submit=submit))
+        await until(lambda: worker.engine.owner_of("fork") and worker.prefill.open_requests)
+        for call in (other, owner):
+            for name in ("here", "on-its-way"):
+                cancel = pb.Cancel(request_id=name, fork_ids=["fork"] if name == "here" else [])
+                await call.write(pb.RouterMessage(cancel=cancel))
+            marker = "behind-the-owner" if call is owner else "behind-the-other"
+            await call.write(pb.RouterMessage(cancel=pb.Cancel(request_id=marker)))
+            await until(lambda: marker in worker.prefill._machine._tombstones._ended)  # noqa: B023
+            ends = call is owner
+            assert (worker.engine.owner_of("here") is None) == ends
+            assert (worker.engine.owner_of("fork") is None) == ends
+            assert (worker.prefill.open_requests == 0) == ends
+
+
+async def test_a_handoff_is_cancelled_by_its_own_router_alone() -> None:
+    prefill, decode = LocalWorker("prefill", step_s=0.02), LocalWorker("decode", step_s=0.02)
+    async with local_ring([prefill, decode]) as ring:
+        asked = asyncio.create_task(answer(ring, "r", PROMPT, 40))
+        await until(lambda: decode.engine.owner_of("r") or decode.decode.owner_of("r"))
+        cancel = pb.RouterMessage(cancel=pb.Cancel(request_id="r", attempt=9))
+        for worker in (prefill, decode):
+            worker.service._take("another", cancel)
+        assert len(await asked) == 40
+        assert prefill.engine.generated_tokens + decode.engine.generated_tokens == 40, "in one attempt"
 
 
 async def proved(worker: LocalWorker, name: str, *sent: Message) -> tuple[S, str]:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 import grpc
 import psutil
 import pytest
+from prometheus_client import CollectorRegistry
 
 from baton.core.role import Role
 from baton.core.sampling_params import ResolvedSampling
@@ -30,6 +31,8 @@ from baton.router.dispatch.retries import Retries, RetryPolicy
 from baton.router.dispatch.ring import WorkerRing
 from baton.router.dispatch.types import RingError
 from baton.router.fleet.worker_client import WorkerClient
+from baton.router.placement.options import NoPrefill, PlacementOptions
+from baton.telemetry.resumes import ResumeMetrics
 from baton.transport.ranks.endpoint import LocalLink
 from baton.transport.tcp import TcpSendingLink
 from baton.v1 import worker_pb2 as pb
@@ -107,13 +110,26 @@ async def test_a_link_idle_for_longer_than_its_silence_bound_stays_and_carries_a
         assert len(said) == 1 and "epoch 1" in said[0], said
 
 
-async def test_a_mismatch_is_the_clients_reason_and_is_not_dialled_again() -> None:
+@pytest.mark.parametrize("no_prefill", ["queue", "fail"])
+async def test_a_mismatch_is_the_clients_reason_and_is_not_dialled_again(no_prefill: NoPrefill) -> None:
     prefill, decode = LocalWorker("prefill", revision="1"), LocalWorker("decode", revision="2")
-    async with local_ring([prefill, decode], policy=RetryPolicy(queue_timeout=1.0)) as ring:
+    placement = PlacementOptions("always", no_prefill=no_prefill)
+    policy = RetryPolicy(queue_timeout=0.5)
+    async with local_ring([prefill, decode], policy=policy, placement=placement) as ring:
         for number in range(2):
             with pytest.raises(RingError, match="revision differs: prefill 1, decode 2") as refused:
                 await answer(ring, f"r{number}", PROMPT, TOKENS)
             assert refused.value.status == 503
+
+
+async def test_a_decode_worker_that_nobody_can_link_to_computes_prompts_itself() -> None:
+    prefill, decode = LocalWorker("prefill", revision="1"), LocalWorker("decode", revision="2")
+    metrics = ResumeMetrics(CollectorRegistry())
+    async with local_ring([prefill, decode], metrics=metrics) as ring:
+        answers = [await answer(ring, f"r{number}", PROMPT, TOKENS) for number in range(3)]
+        assert answers == 3 * [await expected()]
+        assert ring.unlinked_pairs() == {"revision": 1}
+        assert metrics.attempts._value.get() == 4, "one attempt of the first request was refused"
 
 
 async def test_a_decode_worker_that_prefill_cannot_link_to_is_avoided() -> None:

@@ -268,7 +268,7 @@ def generate(
     temperature: Annotated[
         float | None, typer.Option(help="0 always takes the likeliest token. Default: the model's.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed makes the same draws.")] = None,
     api_key: arg.ApiKey = None,
 ) -> None:
     """Ask a running ring and stream its answer to standard output."""

@@ -23,8 +23,11 @@ class AttemptFailure(Enum):
     """The worker failed. Another attempt would fail in the same way: the client is told."""
 
 
-def failure_to_proto(request_id: str, attempt: int, failure: AttemptFailure, reason: str) -> pb.TokenDelta:
-    """Return the delta that ends an attempt. ``reason``: one line for the client."""
+def failure_to_proto(
+    request_id: str, attempt: int, failure: AttemptFailure, reason: str, link_field: str = ""
+) -> pb.TokenDelta:
+    """Return the delta that ends an attempt. ``reason``: one line for the client. ``link_field``: the field
+    in which prefill and decode differ, if they can never be linked."""
     return pb.TokenDelta(
         request_id=request_id,
         attempt=attempt,
@@ -34,6 +37,7 @@ def failure_to_proto(request_id: str, attempt: int, failure: AttemptFailure, rea
         lost=failure is AttemptFailure.HANDOFF_LOST,
         invalid=failure is AttemptFailure.INVALID,
         expired=failure is AttemptFailure.EXPIRED,
+        link_field=link_field,
     )
 
 

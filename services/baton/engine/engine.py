@@ -360,6 +360,11 @@ class Engine:
         with self.lock:
             return sum(seq.owner == owner for seq in self._sequences.values())
 
+    def owner_of(self, request_id: str) -> str | None:
+        """The owner of a request that is here, in whatever state."""
+        seq = self._sequences.get(request_id)
+        return None if seq is None else seq.owner
+
     def cancel_all_of(self, owner: str) -> None:
         """Ends every request of an owner that is gone."""
         with self.lock:

@@ -67,7 +67,7 @@ class OfflineConfig(EngineSettings):
 
 class LLM:
     """A loaded model that answers prompts. The same engine, tokenizer and checks as behind the router, so the
-    same seed gives the same tokens; but no server, and no other processes than the ranks of a model that is
+    same seed makes the same draws; but no server, and no other processes than the ranks of a model that is
     split. The ranks end with the `LLM`: with `close`, or when nothing refers to it any more.
 
     One thread at a time.

@@ -21,5 +21,14 @@ class Outlet(Protocol):
         """Put ``phases`` into the next frame to the router ``owner``, with the deltas of this turn of the
         event loop; dropped when that router is gone."""
 
-    def fail(self, owner: str, request_id: str, attempt: int, failure: AttemptFailure, reason: str) -> None:
-        """End an attempt. ``reason``: one line, which the router may show to its client."""
+    def fail(
+        self,
+        owner: str,
+        request_id: str,
+        attempt: int,
+        failure: AttemptFailure,
+        reason: str,
+        link_field: str = "",
+    ) -> None:
+        """End an attempt. ``reason``: one line, which the router may show to its client. ``link_field``: the
+        field in which this worker and decode differ, if they can never be linked."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
@@ -14,6 +13,7 @@ import grpc
 from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.places import NoPlaceError, Places
 from baton.greeting.proofs import GREETING_S, Called, Kind, MalformedGreetingError, WrongProofError
+from baton.net.rare_log import RareLog
 from baton.v1.greeting_pb2 import Challenge
 from baton.v1.handoff_pb2 import PrefillMessage
 from baton.v1.worker_pb2 import RouterMessage
@@ -25,8 +25,6 @@ MAX_UNPROVED = 128
 MAX_UNPROVED_FROM_ONE = 32
 """Most unproved streams from one address. A refused caller calls again within a second, and a greeting takes
 milliseconds."""
-TELL_S = 10.0
-"""The least time between two log lines about refused callers, in seconds."""
 
 M = TypeVar("M", RouterMessage, PrefillMessage)
 Say = Callable[[Challenge], Awaitable[None]]
@@ -58,8 +56,7 @@ class Entrance:
         self._kind = kind
         self._greeting_s = greeting_s
         self._places = Places(MAX_UNPROVED, MAX_UNPROVED_FROM_ONE)
-        self._told_at = -TELL_S
-        self._untold = 0
+        self._rare = RareLog(log, "callers")
 
     @property
     def unproved(self) -> int:
@@ -118,17 +115,11 @@ class Entrance:
         return first.greeting.name
 
     def count(self, peer: str, refusal: CallerRefusedError) -> None:
-        """Count a refusal sent to the caller at ``peer``, and log it at most once in ``TELL_S``."""
+        """Count a refusal sent to the caller at ``peer``, and log it at most once in a while."""
         if isinstance(refusal, CallerLeftError):
             return
         self.refused[refusal.status.name] += 1
-        now = time.monotonic()
-        if now - self._told_at < TELL_S:
-            self._untold += 1
-            return
-        more = f" (and {self._untold} more callers since the last such line)" if self._untold else ""
-        log.warning("a %s at %s was refused: %s%s", self._kind, peer, refusal, more)
-        self._told_at, self._untold = now, 0
+        self._rare.warn("a %s at %s was refused: %s", self._kind, peer, refusal)
 
 
 async def _next(messages: AsyncIterator[M]) -> M:

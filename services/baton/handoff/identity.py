@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from baton.core.role import Role
 from baton.greeting.cluster_key import ClusterKeys
 from baton.handoff.messages import Name
+from baton.transport.kv_types import FP8_DYNAMIC
 from baton.v1 import handoff_pb2 as pb
 
 PROTOCOL = 6
@@ -76,13 +77,15 @@ def beat_is_valid(
 
 def compatibility_digest(compatibility: pb.Compatibility) -> str:
     """Return 64 bits in hex over the fields that ``first_mismatch`` compares: equal for workers that may be
-    linked if their block sizes fit."""
+    linked if their block sizes fit, and for KV whose blocks have scales of their own the block size, too."""
     # Hash set fields only, with their names: a release that adds a field stays compatible until it is used.
     told = [
         f"{field.name}={value}"
         for field, value in compatibility.ListFields()
         if field.name not in ("block_size", "groups")
     ]
+    if compatibility.kv_dtype == FP8_DYNAMIC:
+        told.append(f"block_size={compatibility.block_size}")
     for number, group in enumerate(compatibility.groups):
         told += [f"groups[{number}].{field.name}={value}" for field, value in group.ListFields()]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from contextlib import aclosing
 from functools import partial
 
 import grpc
@@ -44,13 +44,13 @@ from baton.handoff.timeline import STAGE_OF, Stage, Timeline
 from baton.handoff.wiring import Terms, Wiring, agree, check_names
 from baton.net.heartbeat import TEMPO, OwnTime, Pulse, Tempo, ticks
 from baton.net.rpc_status import end_with
+from baton.roles.decode_links import EarlierLinksError, PrefillPeer
 from baton.roles.decode_phases import handoff_phases, join_phases
 from baton.roles.decode_room import PoolRoom
 from baton.roles.driver import MachineDriver, Timelines
 from baton.roles.engine_pages import EnginePages, PagesOfEngine
 from baton.telemetry.handoff import Holds, Pair
 from baton.transport.base import TransferError
-from baton.transport.ranks.endpoint import DataLink
 from baton.transport.ranks.endpoints import DataChannel
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
@@ -67,6 +67,8 @@ FOR_PAGES = 2
 workers that wait for each other's pages, one has to yield."""
 
 MAX_LINKS = 4096
+MAX_FENCED_BEFORE = 16
+"""Most times that one offer waits for earlier links of its prefill process to be fenced."""
 
 _STAGES = (
     ("room", Stage.ASKED, Stage.CREDITED),
@@ -77,28 +79,6 @@ _STAGES = (
     ("start", Stage.COMMITTED, Stage.STARTED),
     ("first_step", Stage.STARTED, Stage.STEPPED),
 )
-
-
-@dataclass(slots=True)
-class _Peer:
-    """One prefill worker's link: its control stream and its data connections."""
-
-    id: LinkId
-    pair: Pair
-    terms: Terms
-    data: DataLink
-    pulse: Pulse
-    outbound: asyncio.Queue[pb.DecodeMessage | Awaitable[None] | None] = field(default_factory=asyncio.Queue)
-    """Messages to send, in order. An awaitable holds back the messages behind it until it is done."""
-    fenced: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def say(self, message: pb.DecodeMessage) -> None:
-        """Send a message once the receives that prefill may act upon are posted (rule 1), which may happen in
-        other processes."""
-        waiting = self.data.in_place()
-        if waiting is not None:
-            self.outbound.put_nowait(waiting)
-        self.outbound.put_nowait(message)
 
 
 class DecodeRole(pb_grpc.HandoffServicer):
@@ -137,11 +117,13 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self._timelines = Timelines()
         self._joined: dict[Sequence, Timeline] = {}
         """The timelines of committed requests for which no step has computed anything yet."""
-        self._peers: dict[LinkId, _Peer] = {}
+        self._peers: dict[LinkId, PrefillPeer] = {}
         self.data_addresses: Mapping[str, Many[str]] = {}
         """Connector → the address at which each rank's endpoint listens."""
         self.takes_over = True
         """Whether the role accepts links."""
+        self.control_channels = 0
+        """The number of control streams that prefill workers hold here, greeted or not."""
 
     @property
     def counters(self) -> DecodeCounters:
@@ -189,7 +171,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
             self._driver.do(self._machine.tick)
             self._give_up_stalled(now)
 
-    def _check_pulse(self, peer: _Peer, elapsed: float) -> None:
+    def _check_pulse(self, peer: PrefillPeer, elapsed: float) -> None:
         if peer.pulse.tick(elapsed):
             peer.outbound.put_nowait(pb.DecodeMessage(heartbeat=pb.Heartbeat()))
         if peer.pulse.lost(partial(self._machine.busy, peer.id)):
@@ -236,6 +218,10 @@ class DecodeRole(pb_grpc.HandoffServicer):
             if seq.priority.overdue(now) and self._machine.state_of(name) is not DecodeHandoffState.DRAINING
         ]
 
+    def owner_of(self, request_id: str) -> str | None:
+        """Return the owner of a request that is being handed on to this worker, in any attempt."""
+        return self._room.owner_of(request_id)
+
     def has_any_of(self, owner: str) -> bool:
         return bool(self._room.owned_by(owner))
 
@@ -251,14 +237,30 @@ class DecodeRole(pb_grpc.HandoffServicer):
         request_iterator: AsyncIterator[pb.PrefillMessage],
         context: grpc.aio.ServicerContext[pb.PrefillMessage, pb.DecodeMessage],
     ) -> AsyncIterator[pb.DecodeMessage]:
-        messages = aiter(request_iterator)
+        self.control_channels += 1
+        try:
+            async with aclosing(self._serve(aiter(request_iterator), context)) as told:
+                async for message in told:
+                    yield message
+        finally:
+            self.control_channels -= 1
+
+    async def _serve(
+        self,
+        messages: AsyncIterator[pb.PrefillMessage],
+        context: grpc.aio.ServicerContext[pb.PrefillMessage, pb.DecodeMessage],
+    ) -> AsyncGenerator[pb.DecodeMessage]:
         try:
             opened = await self._admit(messages, context)
         except CallerRefusedError as error:
             self._entrance.count(context.peer(), error)
             end_with(context, error.status, str(error))
             return
-        peer = await self._accept(opened)
+        try:
+            peer = await self._accept(opened)
+        except EarlierLinksError as error:
+            end_with(context, grpc.StatusCode.UNAVAILABLE, str(error))
+            return
         if isinstance(peer, pb.LinkRefuse):
             log.warning("refused prefill at %s: %s", opened.prefill_address, peer.reason)
             yield pb.DecodeMessage(refuse=peer)
@@ -297,7 +299,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
             raise CallerRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
         return opened.open
 
-    async def _read(self, peer: _Peer, messages: AsyncIterator[pb.PrefillMessage]) -> None:
+    async def _read(self, peer: PrefillPeer, messages: AsyncIterator[pb.PrefillMessage]) -> None:
         try:
             async for message in messages:
                 peer.pulse.heard()
@@ -310,23 +312,36 @@ class DecodeRole(pb_grpc.HandoffServicer):
             return pb.LinkRefuse(reason="this worker takes no handoffs")
         return agree(self._wiring, opened)
 
-    async def _accept(self, opened: pb.LinkOpen) -> _Peer | pb.LinkRefuse:
-        terms = self._terms(opened)
-        if isinstance(terms, pb.LinkRefuse):
-            return terms
+    async def _accept(self, opened: pb.LinkOpen) -> PrefillPeer | pb.LinkRefuse:
+        """Open a link for an offer, once the earlier links of that prefill process are fenced. Raises
+        EarlierLinksError if the process dials all the time."""
         prefill = opened.prefill_incarnation
-        before = [peer for peer in self._peers.values() if peer.id.prefill == prefill]
-        for old in before:
-            self._driver.do(partial(self._machine.link_lost, old.id))
-            await old.fenced.wait()
-        if before:  # the role of this worker may have changed meanwhile
-            return await self._accept(opened)
+        for _ in range(MAX_FENCED_BEFORE):
+            terms = self._terms(opened)
+            if isinstance(terms, pb.LinkRefuse):
+                return terms
+            earlier = [peer for peer in self._peers.values() if peer.id.prefill == prefill]
+            if not earlier and (peer := self._open(opened, terms)) is not None:
+                return peer
+            for old in earlier:  # the role of this worker may change meanwhile, and prefill may dial again
+                self._driver.do(partial(self._machine.link_lost, old.id))
+                await old.fenced.wait()
+        raise EarlierLinksError
+
+    def _open(self, opened: pb.LinkOpen, terms: Terms) -> PrefillPeer | None:
+        """Make decode's end of a link, and say so to prefill. None: an earlier link must be fenced first."""
+        prefill = opened.prefill_incarnation
         per_page = self._wiring.compatibility.block_size // terms.block_size
         with self._engine.lock:
             link = self._machine.open_link(prefill, per_page, verify=terms.verify)
-        if link is None:  # prefill has dialled twice, and its other call was first
-            return await self._accept(opened)
-        peer, channels = self._expect(link, opened.prefill_address, terms)
+        if link is None:
+            return None
+        try:
+            peer, channels = self._expect(link, opened.prefill_address, terms)
+        except BaseException:  # prefill was told of no channel, so no byte can come through the link
+            self._driver.do(lambda now: self._machine.link_fenced(link, now))
+            raise
+        self._peers[link] = peer
         accept = pb.LinkAccept(
             decode_incarnation=self._wiring.incarnation,
             epoch=link.epoch,
@@ -343,8 +358,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
             log.info("KV of prefill %s is converted on arrival, %s to %s", prefill, terms.arrives_as, kept)
         return peer
 
-    def _expect(self, link: LinkId, address: str, terms: Terms) -> tuple[_Peer, Many[DataChannel]]:
-        """Make decode's end of a link; return it with the data channels that prefill connects to."""
+    def _expect(self, link: LinkId, address: str, terms: Terms) -> tuple[PrefillPeer, Many[DataChannel]]:
+        """Return decode's end of a link, and the data channels that prefill connects to."""
         ends = self._wiring.ends
         channels = ends.channels(terms.slices, self.data_addresses[terms.connector])
 
@@ -352,9 +367,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
             self._driver.do(lambda now: self._machine.link_lost(link, now))
 
         data = ends.expect(terms.connector, terms.block_size, channels, lost, terms.arrives_as)
-        peer = _Peer(link, Pair(address, terms.connector), terms, data, Pulse(self._tempo))
-        self._peers[link] = peer
-        return peer, channels
+        return PrefillPeer(link, Pair(address, terms.connector), terms, data, Pulse(self._tempo)), channels
 
     def _take(self, link: LinkId, message: pb.PrefillMessage) -> None:
         if message.HasField("ask"):
@@ -451,7 +464,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         arrival = peer.data.post_receive(action.tag, action.blocks)
         self._driver.spawn(self._arrive(peer, action, arrival))
 
-    async def _arrive(self, peer: _Peer, action: PostReceive, arrival: Awaitable[None]) -> None:
+    async def _arrive(self, peer: PrefillPeer, action: PostReceive, arrival: Awaitable[None]) -> None:
         """Tell the machine the result of a receive, with the blocks' checksum on a link that verifies."""
         crc: int | None = None
         try:

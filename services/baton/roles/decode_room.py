@@ -48,6 +48,10 @@ class PoolRoom:
         sequence = self._expected.get(name)
         return sequence.owner if sequence else None
 
+    def owner_of(self, request_id: str) -> str | None:
+        owners = (seq.owner for name, seq in self._expected.items() if name.request_id == request_id)
+        return next(owners, None)
+
     def expected(self) -> list[tuple[Name, Sequence]]:
         return list(self._expected.items())
 

@@ -38,7 +38,7 @@ from baton.net.heartbeat import TEMPO, Tempo, ticks
 from baton.roles.driver import MachineDriver, Timelines
 from baton.roles.engine_pages import EnginePages, PagesOfEngine
 from baton.roles.group_blocks import finished_blocks, wanted_blocks
-from baton.roles.prefill_links import UNREACHABLE, DecodeLinks, DecodePeer, LinkRefusedError
+from baton.roles.prefill_links import DecodeLinks, DecodePeer, LinkRefusedError, UnreachableError
 from baton.roles.prefill_peers import Peer
 from baton.telemetry.handoff import Holds
 from baton.transport.base import TransferError
@@ -191,6 +191,11 @@ class PrefillRole:
         self._driver.do(lambda now: self._machine.cancel(name, now))
         self._requests.pop(name, None)
 
+    def owner_of(self, name: Name) -> str | None:
+        """Return the owner of a request that is here to be handed on."""
+        request = self._requests.get(name)
+        return None if request is None else request.sequence.owner
+
     def overdue(self, now: float) -> list[Sequence]:
         """Return the requests to be handed on whose deadline has passed."""
         return [r.sequence for r in self._requests.values() if r.sequence.priority.overdue(now)]
@@ -244,10 +249,10 @@ class PrefillRole:
         try:
             link = await self.links.to(peer)
         except LinkRefusedError as error:
-            self._fail(name, f"decode refused the link: {error}", AttemptFailure.REFUSED)
+            self._fail(name, f"decode refused the link: {error}", AttemptFailure.REFUSED, error.field)
             return
-        except UNREACHABLE as error:
-            log.warning("no link to decode at %s: %r", peer.address, error)
+        except UnreachableError as error:
+            log.warning("no link to decode at %s: %s", peer.address, error)
             self._fail(name, "decode cannot be reached", AttemptFailure.REFUSED)
             return
         request = self._requests.get(name)
@@ -275,7 +280,9 @@ class PrefillRole:
             verify=self._wiring.verify,
             ranks=[wire.shard_to_proto(share) for share in self._wiring.ends.shares],
         )
-        connection = DecodePeer(peer.address, self._wiring, self._on_message, on_lost, self._tempo)
+        connection = DecodePeer(
+            peer.address, self._wiring, self._on_message, on_lost, self._tempo, self.links.calls
+        )
         await connection.open(greeting)
         self._driver.follow(connection.living)
         return connection
@@ -409,9 +416,9 @@ class PrefillRole:
         if request is not None and timeline is not None:
             self._wiring.metrics.stage(timeline.connector, "ask", time.monotonic() - request.since)
 
-    def _fail(self, name: Name, reason: str, failure: AttemptFailure) -> None:
+    def _fail(self, name: Name, reason: str, failure: AttemptFailure, link_field: str = "") -> None:
         log.warning("request %s (attempt %d) cannot be handed on (%s): %s", *name, failure.value, reason)
         self._timelines.pop(name, None)
         request = self._requests.pop(name, None)
         if request is not None:
-            self._outlet.fail(request.sequence.owner, *name, failure, reason)
+            self._outlet.fail(request.sequence.owner, *name, failure, reason, link_field)

@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeAlias
+from weakref import WeakSet
 
 import grpc
 
@@ -35,9 +36,18 @@ DIALS_AT_ONCE = 16
 class LinkRefusedError(Exception):
     """Decode refuses a link; the message is its reason. The same configuration is refused again."""
 
+    def __init__(self, reason: str, field: str = "") -> None:
+        """``field``: the field in which the two processes differ, so that they can never be linked; empty if
+        decode names none."""
+        super().__init__(reason)
+        self.field = field
 
-UNREACHABLE = (OSError, TransferError, TimeoutError, grpc.aio.AioRpcError)
-"""The errors of a dial that no process answers."""
+
+class UnreachableError(Exception):
+    """No process answers a dial. The text is the error that was met."""
+
+
+_UNREACHABLE = (OSError, TransferError, TimeoutError, grpc.aio.AioRpcError)
 
 
 LinkStream: TypeAlias = "grpc.aio.StreamStreamCall[bytes, pb.DecodeMessage]"
@@ -63,7 +73,9 @@ class DecodePeer:
         on_message: Callable[[LinkId, pb.DecodeMessage], None],
         on_lost: Callable[[DecodePeer], None],
         tempo: Tempo = TEMPO,
+        calls: WeakSet[LinkStream] | None = None,
     ) -> None:
+        """``calls``: the set that notes the call, for as long as anything holds it."""
         self.address = address
         self.link: LinkId | None = None
         self.data: DataLink | None = None
@@ -80,27 +92,37 @@ class DecodePeer:
         """An event that is set when ``on_lost`` has been called."""
         self._on_message = on_message
         self._on_lost = on_lost
+        self._calls = WeakSet[LinkStream]() if calls is None else calls
         self._outbound: asyncio.Queue[pb.PrefillMessage | LateMessage | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
 
     async def open(self, greeting: pb.LinkOpen) -> LinkId:
-        """Dial and greet. Raises LinkRefusedError, or one of UNREACHABLE if there is no answer in OPEN_S."""
+        """Dial and greet. Raises LinkRefusedError, or UnreachableError if there is no answer in OPEN_S."""
+        try:
+            return await self._dial(greeting)
+        except LinkRefusedError as error:
+            failed: Exception = LinkRefusedError(str(error), error.field)
+        except _UNREACHABLE as error:
+            failed = UnreachableError(repr(error))
+        # A new error, without the frames of the one that was met: they hold the call, and as long as anything
+        # holds the call, gRPC keeps its connection, or makes it anew.
+        try:
+            raise failed
+        finally:
+            del failed
+
+    async def _dial(self, greeting: pb.LinkOpen) -> LinkId:
+        """Raises LinkRefusedError, or one of _UNREACHABLE."""
         channel = self._wiring.dialer.channel(self.address, STREAM_OPTIONS)
+        link_up = channel.stream_stream(LINK, None, pb.DecodeMessage.FromString)
+        stream: LinkStream = link_up(self._outgoing())
+        self._calls.add(stream)
         try:
             async with asyncio.timeout(OPEN_S):
-                link_up = channel.stream_stream(LINK, None, pb.DecodeMessage.FromString)
-                stream: LinkStream = link_up(self._outgoing())
                 await self._greet(stream, greeting.prefill_incarnation)
                 self.send(pb.PrefillMessage(open=greeting))
-                answer = await stream.read()
-                if not isinstance(answer, pb.DecodeMessage):
-                    raise TransferError("decode ended the stream without an answer")
-                if answer.HasField("refuse"):
-                    raise LinkRefusedError(answer.refuse.reason)
-                if not answer.HasField("accept"):
-                    raise TransferError("decode answered neither accept nor refuse")
-                accept = answer.accept
+                accept = _accepted(await stream.read())
                 self.data = await self._connect(accept)
                 if self._closing:
                     raise TransferError("the data connection ended as soon as it was made")
@@ -108,12 +130,13 @@ class DecodePeer:
             self._outbound.put_nowait(None)
             if self.data is not None:
                 await self.data.close()
-            await channel.close(None)
+            await _hang_up(stream, channel)
             raise
         link = LinkId(greeting.prefill_incarnation, accept.decode_incarnation, accept.epoch)
         self.link = link
         self._reading = asyncio.create_task(self._read(stream, link), name=f"read {self.address}")
-        self.living = asyncio.create_task(self._live(channel, self._reading), name=f"link {self.address}")
+        living = self._live(stream, channel, self._reading)
+        self.living = asyncio.create_task(living, name=f"link {self.address}")
         return link
 
     async def _greet(self, stream: LinkStream, incarnation: str) -> None:
@@ -171,7 +194,7 @@ class DecodePeer:
             self.pulse.heard()
             self._on_message(link, message)
 
-    async def _live(self, channel: grpc.aio.Channel, reading: asyncio.Task[None]) -> None:
+    async def _live(self, stream: LinkStream, channel: grpc.aio.Channel, reading: asyncio.Task[None]) -> None:
         """Wait for the end of the reading task, and end the rest of the link. The reading task itself cannot:
         it may be cancelled at any moment, even before it has begun."""
         (ended,), _ = await asyncio.wait((reading,))
@@ -187,7 +210,27 @@ class DecodePeer:
             await self.data.close()
         self._on_lost(self)
         self.ended.set()
-        await channel.close(None)
+        await _hang_up(stream, channel)
+
+
+def _accepted(answer: object) -> pb.LinkAccept:
+    """Return decode's terms. Raises LinkRefusedError, and TransferError for any other answer."""
+    if not isinstance(answer, pb.DecodeMessage):
+        raise TransferError("decode ended the stream without an answer")
+    if answer.HasField("refuse"):
+        # A process that has been started again is another, and nothing is known of that.
+        lasting = answer.refuse.field if answer.refuse.field != "decode_incarnation" else ""
+        raise LinkRefusedError(answer.refuse.reason, lasting)
+    if not answer.HasField("accept"):
+        raise TransferError("decode answered neither accept nor refuse")
+    return answer.accept
+
+
+async def _hang_up(stream: LinkStream, channel: grpc.aio.Channel) -> None:
+    """End a call, and then its channel: a channel that is closed while its call lasts keeps the connection,
+    and decode its end of it."""
+    stream.cancel()
+    await channel.close(None)
 
 
 class DecodeLinks:
@@ -215,11 +258,13 @@ class DecodeLinks:
         self._lost = lost
         self._busy = busy
         self._known = KnownPeers()
+        self.calls: WeakSet[LinkStream] = WeakSet()
+        """The control calls that exist, even if they have ended: gRPC keeps a connection for each."""
         self._open: dict[str, DecodePeer] = {}
         self._dials: dict[str, asyncio.Task[DecodePeer]] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._refused: OrderedDict[str, str] = OrderedDict()
-        """The reasons of refusals, by incarnation: only another process gives another answer."""
+        self._refused: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        """The reasons and fields of refusals, by incarnation: only another process gives another answer."""
         self._waiting: Counter[str] = Counter()
         """Requests that wait for a link, by incarnation."""
         self._slots = asyncio.Semaphore(DIALS_AT_ONCE)
@@ -232,7 +277,7 @@ class DecodeLinks:
     async def to(self, peer: Peer) -> LinkId:
         """Return the link to a decode process; if there is none, make it, with one dial for all callers.
 
-        Raises LinkRefusedError, or one of UNREACHABLE. The link is not closed before the caller awaits again.
+        Raises LinkRefusedError or UnreachableError. The link is not closed before the caller awaits again.
         """
         self._waiting[peer.incarnation] += 1
         try:
@@ -243,6 +288,15 @@ class DecodeLinks:
                 del self._waiting[peer.incarnation]
         assert connection.link is not None
         return connection.link
+
+    @property
+    def open_links(self) -> int:
+        return len(self._open)
+
+    @property
+    def control_channels(self) -> int:
+        """The number of connections of control calls: those of links, of dials, and any that is left over."""
+        return len(self.calls)
 
     def __bool__(self) -> bool:
         """Return whether there is a link, or is about to be one."""
@@ -293,8 +347,8 @@ class DecodeLinks:
                     connection = await self._connection(peer)
             except LinkRefusedError:
                 return
-            except UNREACHABLE as error:
-                log.log(level, "no link to decode at %s: %r", peer.address, error)
+            except UnreachableError as error:
+                log.log(level, "no link to decode at %s: %s", peer.address, error)
                 level = logging.DEBUG  # until a link is made
             else:
                 since, level = clock(), logging.INFO
@@ -310,9 +364,9 @@ class DecodeLinks:
             if not connection.closing:
                 return connection
             await connection.ended.wait()
-        reason = self._refused.get(peer.incarnation)
-        if reason is not None:
-            raise LinkRefusedError(reason)
+        refusal = self._refused.get(peer.incarnation)
+        if refusal is not None:
+            raise LinkRefusedError(*refusal)
         dial = self._dials.get(peer.incarnation)
         if dial is None:
             dial = asyncio.create_task(self._connect(peer), name=f"dial {peer.address}")
@@ -325,7 +379,7 @@ class DecodeLinks:
             connection = await self._dial(peer, self._on_lost)
         except LinkRefusedError as error:
             log.warning("decode at %s refused the link: %s", peer.address, error)
-            self._refused[peer.incarnation] = str(error)
+            self._refused[peer.incarnation] = str(error), error.field
             if len(self._refused) > MAX_PEERS:
                 self._refused.popitem(last=False)
             raise

@@ -385,6 +385,7 @@ def _ring_source(name: str, ring: WorkerRing) -> RingSource:
         lambda: ring.fleet.members.ejections,
         lambda: ring.handoffs,
         ring.open_handoffs,
+        ring.unlinked_pairs,
     )
 
 

@@ -63,6 +63,8 @@ class RingSource:
     """The handoffs so far."""
     open_handoffs: Callable[[], Mapping[WorkerPair, int]] = dict
     """The requests that were given to a pair and that decode has not taken over."""
+    unlinked: Callable[[], Mapping[str, int]] = dict
+    """The pairs of ready workers that can never be linked, by the field in which they differ."""
 
 
 class RingCollector(Collector):
@@ -114,4 +116,17 @@ class RingCollector(Collector):
             total = sum(source.ejections().get(reason, 0) for source in self._sources)
             ejections.add_metric((reason,), total)
         yield ejections
+        yield self._unlinked()
         yield from (ready, draining, ejected, refused, running, waiting, handoffs, blocks)
+
+    def _unlinked(self) -> Metric:
+        family = GaugeMetricFamily(
+            "baton_unlinked_pairs",
+            "Pairs of a prefill and a decode worker that get no requests together, as decode refuses the "
+            "link for as long as both run, by the field in which they differ.",
+            labels=("model", "field"),
+        )
+        for source in self._sources:
+            for field, count in source.unlinked().items():
+                family.add_metric((source.model, field), count)
+        return family

@@ -14,13 +14,16 @@ import logging
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import NoReturn
+from weakref import WeakValueDictionary
 
 from baton.net import sockets
+from baton.net.rare_log import RareLog
 from baton.net.tls_session import DataTls, TlsSession
 from baton.process.options import parse_address
 from baton.telemetry.supervision import Supervision
@@ -32,8 +35,11 @@ log = logging.getLogger(__name__)
 TOKEN_BYTES = 32
 HANDSHAKE_S = 5.0
 MAX_GREETINGS = 256
-"""Most greetings at a time. A peer says its token at once: when more come, the oldest greeting is broken
-off."""
+"""Most greetings at a time. A peer says its token at once: when more come, the oldest greeting of the address
+that has most of them is broken off."""
+MAX_FROM_ONE = 64
+"""Most greetings from one address at a time; when more come, its oldest is broken off. A host has a
+connection for each rank of its workers."""
 _WELCOME = b"+"
 _GREETING_BYTES = 16 << 10
 """Most bytes read at a time from a peer that has shown no token."""
@@ -61,13 +67,14 @@ class DataListener:
         self._expected = expected
         self._admitted = admitted
         self._tls = tls
-        self._proving = ThreadPoolExecutor(1, thread_name_prefix="door-tls")
-        """The thread that computes the TLS handshake of a greeting, a millisecond each, beside the event
-        loop. It never waits for a peer."""
+        self._handshakes = _Handshakes()
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._greetings: dict[asyncio.Task[None], None] = {}
-        """The running greetings, the oldest first."""
+        self._greetings: dict[asyncio.Task[None], str] = {}
+        """The running greetings, the oldest first, and the addresses that they come from."""
+        self.refused = 0
+        """The number of connections refused so far."""
+        self._rare = RareLog(log, "connections")
 
     def open(self, host: str, port: int) -> str:
         """Listen. Returns host:port. Raises OSError."""
@@ -81,29 +88,39 @@ class DataListener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(listener)
+                sock, (host, *_) = await loop.sock_accept(listener)
             except OSError as error:  # out of file descriptors, or the peer has gone again
                 log.warning("could not accept a data connection: %s", error)
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            if len(self._greetings) >= MAX_GREETINGS:
-                oldest = next(iter(self._greetings))
-                del self._greetings[oldest]
-                oldest.cancel("too many come at once")
-            task = asyncio.create_task(self._greet(sock))
-            self._greetings[task] = None
+            self._make_room(host)
+            task = asyncio.create_task(self._greet(sock, host))
+            self._greetings[task] = host
             task.add_done_callback(partial(self._greeted, sock))
+
+    def _make_room(self, host: str) -> None:
+        """Break one greeting off if there are as many as are allowed, in all or from this address."""
+        taken = Counter(self._greetings.values())
+        if taken[host] >= MAX_FROM_ONE:
+            full = host
+        elif len(self._greetings) >= MAX_GREETINGS:
+            [(full, _)] = taken.most_common(1)
+        else:
+            return
+        oldest = next(task for task, address in self._greetings.items() if address == full)
+        del self._greetings[oldest]
+        oldest.cancel("too many come at once")
 
     def _greeted(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._greetings.pop(task, None)
         if task.cancelled():  # the task may not even have begun
             sock.close()
 
-    async def _greet(self, sock: socket.socket) -> None:
+    async def _greet(self, sock: socket.socket, host: str) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 # No thread waits for strangers: they could take up every thread.
-                session = None if self._tls is None else await self._proven(sock, self._tls)
+                session = None if self._tls is None else await self._proven(sock, host, self._tls)
                 greeting = await _received(sock, session, len(self._magic) + TOKEN_BYTES)
             token = self._token(greeting)
             if session is not None:
@@ -111,14 +128,14 @@ class DataListener:
                 sock.send(session.take())  # the socket's send buffer is empty
             keep_alive(sock)
         except (OSError, TransferError) as error:
-            log.warning(
-                "a data connection was refused: %s", str(error) or f"it took more than {HANDSHAKE_S:g} s"
-            )
+            self.refused += 1
+            why = str(error) or f"it took more than {HANDSHAKE_S:g} s"
+            self._rare.warn("a data connection from %s was refused: %s", host, why)
             sock.close()
             return
         self._admitted(token, PlainStream(sock) if session is None else TlsStream(sock, session))
 
-    async def _proven(self, sock: socket.socket, tls: DataTls) -> TlsSession:
+    async def _proven(self, sock: socket.socket, host: str, tls: DataTls) -> TlsSession:
         """Do the TLS handshake, up to where both sides have proved who they are. Raises OSError and
         TransferError."""
         loop = asyncio.get_running_loop()
@@ -133,7 +150,7 @@ class DataListener:
             first = False
             session.feed(received)
             try:
-                through = await loop.run_in_executor(self._proving, session.greet)
+                through = await self._handshakes.advance(session, host)
             finally:  # the peer is told of an error, too
                 if answer := session.take():
                     await loop.sock_sendall(sock, answer)
@@ -155,9 +172,29 @@ class DataListener:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._proving.shutdown(cancel_futures=True)
+        self._handshakes.close()
         if self._listener is not None:
             self._listener.close()
+
+
+class _Handshakes:
+    """Computes TLS handshakes, a millisecond for each step, on a thread beside the event loop, which never
+    waits for a peer. The steps of one address are computed one after the other, so that however many
+    greetings come from there, those of another address wait for one step of each address alone."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="door-tls")
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """The turns of the addresses that have greetings under way."""
+
+    async def advance(self, session: TlsSession, host: str) -> bool:
+        """Do a step of a session's handshake, as ``TlsSession.greet`` does."""
+        turn = self._turns.setdefault(host, asyncio.Lock())
+        async with turn:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, session.greet)
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
 
 
 async def dial(address: str, magic: bytes, token: bytes, tls: DataTls | None = None) -> Stream:

@@ -350,6 +350,7 @@ class WorkerHello(_message.Message):
     KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     CONVERTS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
+    VERIFIES_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """128 random bits in hex, new for every process start and change of role"""
     role: Global___Role.ValueType
@@ -386,6 +387,8 @@ class WorkerHello(_message.Message):
     """What its token ids mean: the digest of its tokenizer (baton/text/digest.py), or "none" where its model's
     directory has no tokenizer. Empty is a release that does not tell.
     """
+    verifies: _builtins.bool
+    """Whether it compares the checksum of every transfer, and so hands over to no worker that converts its KV."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -423,10 +426,11 @@ class WorkerHello(_message.Message):
         kv_cache_dtype: _builtins.str = ...,
         converts: _abc.Iterable[_builtins.str] | None = ...,
         tokenizer: _builtins.str = ...,
+        verifies: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "compatibility", b"compatibility", "converts", b"converts", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_cache_dtype", b"kv_cache_dtype", "kv_groups", b"kv_groups", "longest_shared_prompt", b"longest_shared_prompt", "max_model_len", b"max_model_len", "max_running", b"max_running", "mixed_prefill_tokens", b"mixed_prefill_tokens", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "tells_blocks", b"tells_blocks", "tokenizer", b"tokenizer", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "compatibility", b"compatibility", "converts", b"converts", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_cache_dtype", b"kv_cache_dtype", "kv_groups", b"kv_groups", "longest_shared_prompt", b"longest_shared_prompt", "max_model_len", b"max_model_len", "max_running", b"max_running", "mixed_prefill_tokens", b"mixed_prefill_tokens", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "tells_blocks", b"tells_blocks", "tokenizer", b"tokenizer", "verifies", b"verifies", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -992,6 +996,7 @@ class TokenDelta(_message.Message):
     DETAILS_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
     EXPIRED_FIELD_NUMBER: _builtins.int
+    LINK_FIELD_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
@@ -1010,6 +1015,8 @@ class TokenDelta(_message.Message):
     """with FINISH_REASON_ERROR: the request is at fault, and would fail anywhere"""
     expired: _builtins.bool
     """with FINISH_REASON_ERROR: the request's deadline has passed"""
+    link_field: _builtins.str
+    """With ``refused``: decode refuses every link between these two incarnations, which differ in this field."""
     started: _builtins.bool
     """nothing but this: it is about to be computed here for the first time"""
     @_builtins.property
@@ -1033,11 +1040,12 @@ class TokenDelta(_message.Message):
         details: Global___TokenDetails | None = ...,
         invalid: _builtins.bool = ...,
         expired: _builtins.bool = ...,
+        link_field: _builtins.str = ...,
         started: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["details", b"details"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "details", b"details", "error", b"error", "expired", b"expired", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "invalid", b"invalid", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "started", b"started", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "details", b"details", "error", b"error", "expired", b"expired", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "invalid", b"invalid", "link_field", b"link_field", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "started", b"started", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

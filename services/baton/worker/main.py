@@ -414,10 +414,15 @@ class WorkerServer:
             kv_cache_dtype=pool.kv_dtype,
             kv_bytes_per_token=self._served.kv.token_bytes(whole),
             compatibility=compatibility_digest(compatibility),
-            converts=[compatibility_digest(with_kv_dtype(compatibility, each)) for each in self._converts],
+            converts=[] if self._config.verify_handoff else self._converted(compatibility),
             tokenizer=self._served.tokenizer,
+            verifies=self._config.verify_handoff,
         )
         return self._greeting(hello, self._current)
+
+    def _converted(self, compatibility: handoff_pb2.Compatibility) -> list[str]:
+        """Return the terms of the prefill workers whose KV this worker converts on arrival."""
+        return [compatibility_digest(with_kv_dtype(compatibility, each)) for each in self._converts]
 
     def _compatibility(self, whole: KVShard) -> handoff_pb2.Compatibility:
         kv = self._served.kv

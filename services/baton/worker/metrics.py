@@ -32,6 +32,17 @@ class WorkerStats:
         int,
         counter("baton_deadlines_exceeded", "Requests ended here because their deadline had passed."),
     ]
+    handoff_links: Annotated[
+        int, gauge("baton_handoff_links", "Links that are open, those that are being fenced included.")
+    ]
+    handoff_control_channels: Annotated[
+        int,
+        gauge(
+            "baton_handoff_control_channels",
+            "Connections of control streams: at prefill made, at decode accepted. One for each link, and "
+            "more while links are made or end.",
+        ),
+    ]
     handoffs_completed: Annotated[int, counter("baton_handoffs_completed", "Handoffs that went through.")]
     """Handoffs sent whole by prefill, or committed by decode."""
     handoff_stale_messages: Annotated[

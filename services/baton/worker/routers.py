@@ -164,9 +164,17 @@ class Routers:
         if stream is not None:
             stream.tell_phases(phases)
 
-    def fail(self, owner: str, request_id: str, attempt: int, failure: AttemptFailure, reason: str) -> None:
+    def fail(
+        self,
+        owner: str,
+        request_id: str,
+        attempt: int,
+        failure: AttemptFailure,
+        reason: str,
+        link_field: str = "",
+    ) -> None:
         """See ``Outlet.fail``."""
-        self.deliver(owner, failure_to_proto(request_id, attempt, failure, reason))
+        self.deliver(owner, failure_to_proto(request_id, attempt, failure, reason, link_field))
 
     def report_loads(self) -> None:
         """Send every router a load report, which is also the worker's heartbeat."""

@@ -214,10 +214,7 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._routers.count_submit(router_id)
                 self._submit(router_id, message.submit)
             case "cancel":
-                if is_name(message.cancel.request_id):  # unknown requests are remembered as cancelled
-                    self._cancel(Name(message.cancel.request_id, message.cancel.attempt))
-                for request_id in message.cancel.fork_ids[:MAX_ANSWERS]:
-                    self._engine.cancel(request_id, message.cancel.attempt)
+                self._cancel_for(router_id, message.cancel)
             case "peers":
                 self._prefill.links.know(router_id, peers_of(message.peers))
             case "heartbeat":
@@ -262,6 +259,28 @@ class WorkerService(pb_grpc.WorkerServicer):
         if sum(part.open_requests for part in parts) < MAX_SUBMITS:
             return False
         return sum(part.count_of(router_id) for part in parts) >= MAX_SUBMITS
+
+    def _cancel_for(self, router_id: str, cancel: worker_pb2.Cancel) -> None:
+        """Cancel what this router has submitted, here or by way of a prefill worker. A request that is not
+        here is remembered as cancelled."""
+        name = Name(cancel.request_id, cancel.attempt)
+        if is_name(name.request_id) and self._belongs(name, router_id):
+            self._cancel(name)
+        for request_id in cancel.fork_ids[:MAX_ANSWERS]:
+            if self._engine.owner_of(request_id) in (router_id, None):
+                self._engine.cancel(request_id, cancel.attempt)
+
+    def _belongs(self, name: Name, router_id: str) -> bool:
+        """Return whether no other router has a request of this name here."""
+        owners = {
+            self._engine.owner_of(name.request_id),
+            self._prefill.owner_of(name),
+            self._decode.owner_of(name.request_id),
+        }
+        if owners <= {router_id, None}:
+            return True
+        log.warning("router %s cancels a request of another router: ignored", router_id)
+        return False
 
     def _cancel(self, name: Name) -> None:
         self._prefill.cancel(name)
@@ -403,6 +422,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             waiting_prefill_tokens=self._waiting_prefill_tokens(engine),
             open_handoffs=self._open_handoffs,
             deadlines_exceeded=self._deadlines_exceeded,
+            handoff_links=self._prefill.links.open_links + self._decode.open_links,
+            handoff_control_channels=self._prefill.links.control_channels + self._decode.control_channels,
             handoffs_completed=prefill.completed + decode.committed,
             handoff_stale_messages=prefill.stale + decode.stale,
             handoff_fences=decode.fences,

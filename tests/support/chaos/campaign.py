@@ -193,7 +193,7 @@ class Campaign:
 
     async def _until_zero(self) -> None:
         began = time.monotonic()
-        while accounts := await self._held():
+        while accounts := await self._held() or await self._spare():
             await self._bury()
             if time.monotonic() - began > ZERO_WITHIN_S:
                 self._findings.violation(
@@ -207,6 +207,10 @@ class Campaign:
         members = self._fleet.in_state("up")
         accounts = await asyncio.gather(*(asyncio.to_thread(m.held) for m in members))
         return {m.name: account for m, account in zip(members, accounts, strict=True) if account}
+
+    async def _spare(self) -> dict[str, dict[str, int]]:
+        spare = await asyncio.to_thread(self._fleet.spare_connections)
+        return {name: {"connections to decode without a link": count} for name, count in spare.items()}
 
     async def _in_calm(self) -> None:
         """Nothing is done to anybody: no request may fail, and every worker must take part."""

@@ -18,6 +18,7 @@ import torch
 from baton.engine.kv.page_counts import PageCounts
 from baton.models.config import ModelConfig
 from baton_kernels.kv_layout import KVLayout
+from tests.support.chaos.connections import between
 from tests.support.ring import Ring, Service, scrape
 
 EXIT_RETIRED = 75
@@ -127,8 +128,12 @@ class Member:
             "baton_sequences_waiting",
         )
         of_role = f'{{role="{self.role}"'
+        links, channels = (
+            metrics[f"baton_handoff_{name}{of_role}}}"] for name in ("links", "control_channels")
+        )
         account = {"blocks held": metrics[f'baton_kv_blocks{of_role},state="held"}}']}
         account |= {name: metrics[f"{name}{of_role}}}"] for name in names}
+        account["control channels without a link"] = channels - links
         return {name: int(value) for name, value in account.items() if value}
 
 
@@ -173,6 +178,24 @@ class Fleet:
     def spare(self, member: Member) -> bool:
         """Whether another worker of the role is up."""
         return any(m is not member and m.state == "up" for m in self.of_role(member.role))
+
+    def spare_connections(self) -> dict[str, int]:
+        """Worker → the connections to decode workers' gRPC ports that are no link's, of every prefill worker
+        that is up and has some."""
+        decodes = [m for m in self.of_role("decode") if m.state == "up"]
+        ports = {m.grpc_port for m in decodes}
+        spare: dict[str, int] = {}
+        for member in self.of_role("prefill"):
+            if member.state != "up":
+                continue
+            made = sum(
+                member.pid in each.pids and bool(ports & each.ports)
+                for each in between([member.pid, *(m.pid for m in decodes)])
+            )
+            links = int(member.service.metrics()['baton_handoff_links{role="prefill"}'])
+            if made != links:
+                spare[member.name] = made - links
+        return spare
 
     def router_metrics(self) -> dict[str, float]:
         return scrape(f"{self.ring.url}/metrics")

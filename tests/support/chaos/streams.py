@@ -57,7 +57,7 @@ MAX_S = 120.0
 """Of a request, and of a drain."""
 CLOSE = 5e-3
 """How much log-probabilities may differ, in absolute terms."""
-_ENDED = re.compile(
+ENDED = re.compile(
     r"^(\S+ \S+) \w+ baton\.router\.dispatch\.\w+: request (\S+): attempt \d+ ended: (.*)$", re.MULTILINE
 )
 
@@ -279,6 +279,8 @@ class Plan:
     kinds: tuple[Event, ...] = EVENTS
     model: str = "demo"
     """"demo", a directory, or a name in ``FAMILY_MODELS``."""
+    dtype: str = "float32"
+    """What workers compute in."""
 
 
 @dataclass
@@ -418,7 +420,7 @@ class Streams:
 
     def _judge(self) -> None:
         replies = {reply.id: (question, reply) for question, reply in self._replies if reply.id}
-        for when, name, why in _ENDED.findall(self._ring.router.log.read_text()):
+        for when, name, why in ENDED.findall(self._ring.router.log.read_text()):
             at = datetime.strptime(when, "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp()
             request, _, index = name.rpartition("-")
             cause = _cause(why)
@@ -489,6 +491,7 @@ def run(tmp: Path, plan: Plan) -> Report:
         model=model,
         prefill=2,
         decode=2,
+        dtype=plan.dtype,
         options=worker_options(model),
         prefill_options=PREFILL_OPTIONS,
         decode_options=DECODE_OPTIONS,

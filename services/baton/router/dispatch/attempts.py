@@ -18,6 +18,7 @@ from baton.router.dispatch.suspects import Suspects
 from baton.router.dispatch.types import RingError
 from baton.router.dispatch.waiting_room import FullError, WaitingRoom
 from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.unlinked import LinkRefusal
 from baton.router.fleet.worker_client import WorkerClient
 from baton.router.traces.record import Attempt
 from baton.telemetry.resumes import Cause, Reason, ResumeMetrics
@@ -113,6 +114,9 @@ class Attempts:
         if there was one. ``waited``: the seconds that the request waited."""
         missing = "prefill worker" if self._fleet.can_decode else "worker that can decode"
         message = f"no {missing} is ready" + (f", after {waited:g} s" if waited else "")
+        refusals = self._fleet.unlinked() if before is None else []
+        if refusals:
+            message += f"; {len(refusals)} pairs cannot be linked, as {refusals[-1].reason}"
         if before is None:
             return RingError(503, "no_worker", message)
         return RingError(before.status, before.code, f"{before}; {message}")
@@ -240,6 +244,19 @@ class Attempts:
         if decode is not None:
             group.avoided.add(decode.address)
         self.resume(group, "refused", error)
+
+    def link_refused(self, group: Group, refused_by: WorkerClient, refusal: LinkRefusal) -> None:
+        """Place an attempt elsewhere whose two workers can never be linked. There is one such attempt for
+        each pair of workers, and it draws on no budget."""
+        prefill, decode = group.prefill, group.decode
+        if prefill is None or decode is None or not self._fleet.never_link(prefill, decode, refusal):
+            self.place_again(group, refused_by, refusal.reason)
+            return
+        [group] = self.withdraw(group, but=refused_by) or [group]
+        if group.going:
+            told = f"{refusal.reason} (this pair is not tried again)"
+            log.warning("request %s: attempt %d ended: %s", group.name, group.attempt - 1, told)
+            self.go_on(group, "refused", RingError(503, "worker_error", told))
 
     def handoff_broke(self, group: Group, told_by: WorkerClient, reason: str) -> None:
         """Start over after a broken handoff, whose KV is lost. The worker that did not tell of it is avoided:

@@ -33,6 +33,7 @@ from baton.router.dispatch.types import ModelInfo, Request, RingError, TokenChun
 from baton.router.fleet.expected import ExpectedModel
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.members import Members
+from baton.router.fleet.unlinked import LinkRefusal
 from baton.router.fleet.worker_client import WorkerClient
 from baton.router.placement import PlacementOptions
 from baton.router.pulse.beats import Beats
@@ -144,6 +145,9 @@ class WorkerRing:
     @property
     def stale(self) -> bool:
         return self.fleet.stale
+
+    def unlinked_pairs(self) -> Counter[str]:
+        return Counter(refusal.field for refusal in self.fleet.unlinked())
 
     # --- answers
 
@@ -291,6 +295,8 @@ class WorkerRing:
         """Handle the failure of an attempt whose answers have not parted; the one that names it may be
         over."""
         match failure_from_proto(delta):
+            case AttemptFailure.REFUSED if delta.link_field:
+                self.attempts.link_refused(group, worker, LinkRefusal(delta.link_field, delta.error))
             case AttemptFailure.REFUSED:
                 self.attempts.place_again(group, worker, delta.error)
             case AttemptFailure.HANDOFF_LOST:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -84,6 +84,10 @@ class Ring(Protocol):
     @property
     def stale(self) -> bool:
         """Whether the list of workers was not confirmed for too long."""
+
+    def unlinked_pairs(self) -> Mapping[str, int]:
+        """Return the number of pairs of ready workers that can never be linked, by the field in which the two
+        differ."""
 
     def generate(
         self, prompt_ids: list[int], requests: Sequence[Request], priority: Priority

@@ -87,17 +87,32 @@ def by_group(workers: Iterable[W]) -> dict[CompatibilityKey, list[W]]:
 
 def pairings(workers: Iterable[W]) -> list[tuple[list[W], list[W]]]:
     """Return, for each group, its workers and all workers that take over from them: those of the group, and
-    those of others that convert its KV."""
+    those of others that convert its KV. Workers whose transfers are compared are apart, as nobody converts
+    what they send."""
     groups = by_group(workers)
-    takers: dict[CompatibilityKey, list[W]] = {group: [] for group in groups}
+    own: dict[CompatibilityKey, list[W]] = {group: [] for group in groups}
+    guests: dict[CompatibilityKey, list[W]] = {group: [] for group in groups}
     for group, like in groups.items():
         for worker in like:
             if worker.hello is None or not takes_over(role_of(worker.hello)):
                 continue
-            for taken in (group, *taken_from(worker.hello)):
-                if taken in takers:
-                    takers[taken].append(worker)
-    return [(like, takers[group]) for group, like in groups.items()]
+            own[group].append(worker)
+            for taken in taken_from(worker.hello):
+                if taken in guests:
+                    guests[taken].append(worker)
+    found: list[tuple[list[W], list[W]]] = []
+    for group, like in groups.items():
+        if not guests[group]:
+            found.append((like, own[group]))
+            continue
+        compared = [worker for worker in like if worker.hello is not None and worker.hello.verifies]
+        others = [worker for worker in like if worker not in compared]
+        found += [
+            (some, takers)
+            for some, takers in ((others, own[group] + guests[group]), (compared, own[group]))
+            if some
+        ]
+    return found
 
 
 def unpaired(workers: Iterable[W]) -> list[W]:

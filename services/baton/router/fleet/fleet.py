@@ -10,6 +10,7 @@ from baton.request.limits import ModelInfo
 from baton.router.discovery.endpoint import Discovery, Endpoint
 from baton.router.fleet.compatibility import pairings, unpaired
 from baton.router.fleet.members import Members
+from baton.router.fleet.unlinked import LinkRefusal, UnlinkedPairs
 from baton.router.fleet.worker_client import WorkerClient
 from baton.router.placement import PlacementOptions
 from baton.router.placement.placer import Placer
@@ -45,6 +46,7 @@ class Fleet:
         self._at: dict[str, WorkerClient] = {}
         """The worker at each address whose block events count: a new process may reuse a former one's
         address."""
+        self._unlinked = UnlinkedPairs()
         self.members.set(discovery.known)
 
     @property
@@ -119,6 +121,34 @@ class Fleet:
             link_bytes_per_s=load.handoff_bytes_per_s,
         )
 
+    # --- pairs that cannot be linked
+
+    def never_link(self, prefill: WorkerClient, decode: WorkerClient, refusal: LinkRefusal) -> bool:
+        """Pair these two workers no more, for as long as both processes live. False: one of them is gone, so
+        that nobody knows which process was meant."""
+        if prefill.hello is None or decode.hello is None:
+            return False
+        if self._unlinked.add(prefill.hello.incarnation, decode.hello.incarnation, refusal):
+            log.warning(
+                "prefill %s and decode %s are not paired any more, as long as both run: %s",
+                prefill.address,
+                decode.address,
+                refusal.reason,
+            )
+        self._part_unlinked()
+        return True
+
+    def _part_unlinked(self) -> None:
+        apart: dict[WorkerClient, set[str]] = {}
+        for prefill, decode, _ in self._unlinked.among(self.workers):
+            apart.setdefault(decode, set()).add(prefill.address)
+        for worker in self.workers:
+            worker.note_unlinked(frozenset(apart.get(worker, ())))
+
+    def unlinked(self) -> list[LinkRefusal]:
+        """Return why workers that are ready are not paired, an entry for each pair."""
+        return [refusal for _, _, refusal in self._unlinked.among(self.workers)]
+
     # --- events of workers
 
     def joined(self, worker: WorkerClient) -> None:
@@ -126,6 +156,7 @@ class Fleet:
         assert worker.hello is not None
         self._at[worker.address] = worker
         self.placer.joined(worker.address, worker.hello)
+        self._part_unlinked()
 
     def changed(self) -> None:
         """Note that a worker has become ready, drains, or is lost."""

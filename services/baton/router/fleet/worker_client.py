@@ -125,6 +125,7 @@ class WorkerClient:
         self._elsewhere = (0, 0)
         self._last_given_s = 0.0
         self._admits = True
+        self._unlinked: frozenset[str] = frozenset()
         self._hello: pb.WorkerHello | None = None
         self.role: Role = "both"
         """The role in the worker's greeting; ``both`` while it is not ready."""
@@ -187,6 +188,8 @@ class WorkerClient:
             sequences=load.running + load.waiting + self._unreported.sequences + self._coming + sequences,
             group=" ".join(group_of(hello)),
             takes_from=tuple(" ".join(group) for group in taken_from(hello)),
+            verifies=hello.verifies,
+            unlinked=self._unlinked,
             last_given_s=self._last_given_s,
             accepts=self.usable,
             max_running=hello.max_running or 1 << 20,
@@ -211,6 +214,12 @@ class WorkerClient:
         """Set the load that other routers gave the worker and that it has not reported yet."""
         if self._elsewhere != (sequences, prefill_tokens):
             self._elsewhere = (sequences, prefill_tokens)
+            self._report = None
+
+    def note_unlinked(self, prefills: frozenset[str]) -> None:
+        """Set the addresses of the prefill workers that can never be linked to this decode worker."""
+        if self._unlinked != prefills:
+            self._unlinked = prefills
             self._report = None
 
     def submit(self, submit: pb.Submit, uncached: int | None = None) -> None:

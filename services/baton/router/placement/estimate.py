@@ -29,6 +29,8 @@ class Estimate:
     role: Role
     group: str
     takes_from: tuple[str, ...]
+    verifies: bool
+    unlinked: frozenset[str]
     accepts: bool
     token_s: float
     """The time to compute one prompt token while nothing else runs."""
@@ -93,6 +95,8 @@ class Estimate:
             report.role,
             report.group,
             report.takes_from,
+            report.verifies,
+            report.unlinked,
             report.accepts,
             token_s,
             report.prefill_tokens * token_s,

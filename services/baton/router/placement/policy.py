@@ -123,6 +123,8 @@ class _Group:
     """Decode workers of other groups that take over from these prefill workers."""
     fed: list[Estimate] = field(default_factory=list)
     """Decode workers of this group that are guests of others."""
+    all_linked: bool = True
+    """Whether every decode worker and every guest can be linked to every prefill worker."""
 
 
 class _Found(NamedTuple):
@@ -153,17 +155,31 @@ def _groups(workers: Iterable[Estimate]) -> Collection[_Group]:
     converting: list[Estimate] = []
     for worker in workers:
         if worker.accepts:
-            groups[worker.group].of_role[worker.role].append(worker)
+            group = groups[worker.group]
+            group.of_role[worker.role].append(worker)
+            if worker.verifies or worker.unlinked:
+                group.all_linked = False
             if worker.takes_from and worker.role == "decode":
                 converting.append(worker)
     for worker in converting:
         hosts = [groups[name] for name in worker.takes_from if name in groups]
-        hosts = [host for host in hosts if host.of_role["prefill"]]
+        hosts = [host for host in hosts if _feeds(host.of_role["prefill"], worker)]
         for host in hosts:
             host.guests.append(worker)
+            host.all_linked = host.all_linked and not worker.unlinked
         if hosts:
             groups[worker.group].fed.append(worker)
     return groups.values()
+
+
+def _linkable(prefill: Estimate, decode: Estimate) -> bool:
+    converted = prefill.group != decode.group
+    return not (prefill.address in decode.unlinked or (converted and prefill.verifies))
+
+
+def _feeds(prefills: Sequence[Estimate], decode: Estimate) -> bool:
+    """Return whether one of the prefill workers can be linked to ``decode``."""
+    return any(_linkable(prefill, decode) for prefill in prefills)
 
 
 def _turns(found: _Found) -> tuple[int | float | str, ...]:
@@ -182,8 +198,13 @@ def _candidates(prompt: Prompt, group: _Group, options: PlacementOptions) -> Ite
         yield _Found(candidate.cost_s + worker.penalty_s, candidate, worker, worker)
     if prefills and options.disaggregation != "never":
         decodes = decodes + group.guests
+        if not group.all_linked:
+            decodes = [decode for decode in decodes if _feeds(prefills, decode)]
         best = _least(prefills, _prefill_costs(prompt, prefills))
         for decode in _least(decodes, _decode_costs(prompt, decodes)):
+            if not group.all_linked:
+                linked = [prefill for prefill in prefills if _linkable(prefill, decode)]
+                best = _least(linked, _prefill_costs(prompt, linked))
             for prefill in best:
                 candidate = _pair(prompt, prefill, decode)
                 yield _Found(candidate.cost_s + decode.penalty_s, candidate, decode, prefill)
@@ -194,13 +215,24 @@ def _local_decodes(group: _Group, options: PlacementOptions) -> list[Estimate]:
     decodes = group.of_role["decode"]
     if options.disaggregation == "never":
         return decodes
-    fed = decodes if group.of_role["prefill"] else group.fed
+    fed = _fed(group)
     local: list[Estimate] = []
     if options.disaggregation == "conditional":
         local += [worker for worker in fed if worker.takes_local]
-    if options.no_prefill == "local" and len(fed) < len(decodes):
+    kept_apart = options.disaggregation == "always" and fed and group.of_role["prefill"]
+    if options.no_prefill == "local" and len(fed) < len(decodes) and not kept_apart:
         local += [worker for worker in decodes if worker not in fed]
     return local
+
+
+def _fed(group: _Group) -> list[Estimate]:
+    """Return the decode workers of a group that a prefill worker hands over to."""
+    prefills, decodes = group.of_role["prefill"], group.of_role["decode"]
+    if not prefills:
+        return group.fed
+    if group.all_linked:
+        return decodes
+    return [decode for decode in decodes if decode in group.fed or _feeds(prefills, decode)]
 
 
 def _least(workers: Sequence[Estimate], costs: Sequence[float]) -> Sequence[Estimate]:

@@ -40,3 +40,7 @@ class WorkerReport(NamedTuple):
     link_bytes_per_s: float = 0.0
     takes_from: tuple[str, ...] = ()
     """The other groups from whose prefill workers it takes KV over, as it converts that."""
+    verifies: bool = False
+    """Whether its transfers are compared, so that a worker of another group cannot convert them."""
+    unlinked: frozenset[str] = frozenset()
+    """The addresses of prefill workers that can never be linked to it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 from prometheus_client.exposition import choose_encoder
@@ -63,7 +64,8 @@ class StatusEndpoints:
         ready is enough; ``?model=`` asks about one model.
 
         A client with a key, or any client where there are no keys, is told the models that it may ask, and
-        why they cannot answer; a client without a key where one is needed is told nothing more.
+        why they cannot answer, and how many pairs of workers can never be linked, by the field in which they
+        differ; a client without a key where one is needed is told nothing more.
         """
         asked = request.query_params.get("model")
         try:
@@ -84,11 +86,11 @@ class StatusEndpoints:
         if all(problems.values()):
             raise next((error for error in problems.values() if error is not None), _not_ready())
         if len(services) == 1:
-            return _json({"status": "ok"})
+            return _json({"status": "ok"} | _unlinked(services))
         states = {
             service.names[0]: "ok" if error is None else error.message for service, error in problems.items()
         }
-        return _json({"status": "ok", "models": states})
+        return _json({"status": "ok", "models": states} | _unlinked(services))
 
     def _health_for_strangers(self, asked: str | None) -> Response:
         """Return the health without revealing which models exist: one that does not exist is not ready."""
@@ -169,6 +171,13 @@ def _unready(service: CompletionService) -> ApiError | None:
     if not ring.ready:
         return ApiError(503, "No worker can take a request.", code="not_ready")
     return None
+
+
+def _unlinked(services: Sequence[CompletionService]) -> dict[str, object]:
+    """Return what a healthy router says of pairs of workers that can never be linked; nothing if there are
+    none."""
+    pairs = sum((Counter(service.ring.unlinked_pairs()) for service in services), Counter[str]())
+    return {"unlinked_pairs": dict(pairs)} if pairs else {}
 
 
 def _not_ready() -> ApiError:

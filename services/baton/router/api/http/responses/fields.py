@@ -102,7 +102,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     stream: bool | None = None
     stream_options: dict[str, object] | None = None
-    seed: Annotated[int, Meta(description="Repeats the same answer.")] | None = None
+    seed: Annotated[int, Meta(description="The same seed makes the same draws.")] | None = None
     priority: Annotated[int, Meta(description="Lower goes first, where workers heed it.")] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     store: Annotated[bool, Meta(description="Only false: no response is kept.")] | None = None
