@@ -17,7 +17,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from baton.core.beam_search import BeamParams
 from baton.core.sampling_params import ResolvedSampling
@@ -26,6 +26,7 @@ from baton.engine.sampling.guidance import MaskStage
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import FinishReason, Fork, Sequence, SequenceStatus
 from baton.grammar.table import Grammar, compiled
+from baton.grammar.vocabulary import GuidedVocabulary
 from baton.parallel.ranks import RankError
 from baton.process.options import StartError
 from baton.speculation.speculator import Speculator
@@ -181,5 +182,6 @@ def _grammar(vocab_size: int, eos_token_ids: Set[int]) -> Grammar:
         "decoder": level,
         "model": {"type": "BPE", "vocab": names, "merges": []},
     }
-    tokens = LLTokenizer(json.dumps(described), n_vocab=vocab_size, eos_token=[only + 1])
-    return Grammar(compiled(tokens, LLMatcher.grammar_from_lark(f"start: /a{{{2 * OUTPUTS}}}/")), tokens)
+    vocabulary = GuidedVocabulary(json.dumps(described), vocab_size, [only + 1], [])
+    start = compiled(vocabulary.tokenizer, LLMatcher.grammar_from_lark(f"start: /a{{{2 * OUTPUTS}}}/"))
+    return Grammar(start, vocabulary)
