@@ -25,7 +25,8 @@ from baton.engine.runner import ModelRunner
 from baton.engine.sampling.guidance import MaskStage
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import FinishReason, Fork, Sequence, SequenceStatus
-from baton.grammar.table import Grammar, TokenTable, compiled
+from baton.grammar.table import Grammar, compiled
+from baton.grammar.vocabulary import GuidedVocabulary
 from baton.parallel.ranks import RankError
 from baton.process.options import StartError
 from baton.speculation.speculator import Speculator
@@ -181,6 +182,6 @@ def _grammar(vocab_size: int, eos_token_ids: Set[int]) -> Grammar:
         "decoder": level,
         "model": {"type": "BPE", "vocab": names, "merges": []},
     }
-    tokens = TokenTable(json.dumps(described), vocab_size, [only + 1]).build()
-    grammar = LLMatcher.grammar_from_lark(f"start: /a{{{2 * OUTPUTS}}}/")
-    return Grammar(compiled(tokens.tokenizer, grammar), tokens)
+    vocabulary = GuidedVocabulary(json.dumps(described), vocab_size, [only + 1], [])
+    start = compiled(vocabulary.tokenizer, LLMatcher.grammar_from_lark(f"start: /a{{{2 * OUTPUTS}}}/"))
+    return Grammar(start, vocabulary)

@@ -63,9 +63,13 @@ class _Spelling:
     def __init__(self, plain: LLTokenizer, first: int, text_ids: Mapping[int, int]) -> None:
         """``first``: the first text id."""
         texts = [plain.decode_bytes([token]) for token in range(plain.vocab_size)]
+        # llguidance names ids without a token like this; here they have no text, and no name.
+        texts = [b"" if text == b"<[%d]>" % token else text for token, text in enumerate(texts)]
         special = [token for token, text in enumerate(texts) if text and plain.is_special_token(token)]
         texts = [
-            text or (_LONE_BYTE if plain.is_special_token(token) else b"") for token, text in enumerate(texts)
+            text
+            or (_LONE_BYTE if plain.decode_bytes([token]) == b"" and plain.is_special_token(token) else b"")
+            for token, text in enumerate(texts)
         ]
         self.eos_token_id = plain.eos_token
         self.special_token_ids = special
