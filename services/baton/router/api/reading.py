@@ -32,11 +32,11 @@ class Reading:
         assert isinstance(found, PreparedJob)
         return found
 
-    async def document(self, endpoint: Endpoint, body: bytes, client: Client) -> bytes:
+    async def document(self, endpoint: Endpoint, body: bytes, client: Client) -> Document:
         """Return the answer to ``body``, for which nothing is generated. Raises RequestError and ApiError."""
         found = await self._prepare(endpoint, body, client)
         assert isinstance(found, Document)
-        return found.content
+        return found
 
     def format_of(self, prepared: PreparedJob) -> AnswerFormat | None:
         """Return how the answers to a chat are parsed; None: as content alone."""
@@ -47,7 +47,7 @@ class Reading:
         ``text``, and ApiError."""
         body = msgspec.json.encode({"model": model, "text": text})
         ids = array.array(ID_TYPE)
-        ids.frombytes(await self.document("text", body, client))
+        ids.frombytes((await self.document("text", body, client)).content)
         return ids.tolist()
 
     async def _prepare(self, endpoint: Endpoint, body: bytes, client: Client) -> PreparedJob | Document:

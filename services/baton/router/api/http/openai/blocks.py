@@ -60,6 +60,7 @@ class GrowingAnswer:
         self.usage = Usage.of(job)
         self.last: Delta | None = None
         """The delta that ended the answer; None while it grows."""
+        self.token_ids: list[int] = []
         self.blocks: list[OutputBlock] = []
         self._choice = None if job.format is None else ChoiceEvents(job.format)
         self._open: OutputBlock | None = None
@@ -84,6 +85,7 @@ class GrowingAnswer:
     def add(self, delta: Delta, logprobs: Sequence[object] = ()) -> list[Step]:
         """Take the next delta and the log-probabilities of its tokens; return the steps that result."""
         self.usage.add(self.job, 0, delta)
+        self.token_ids += delta.token_ids
         self._untold += logprobs
         if self._choice is None:
             events: Iterable[Event] = (Content(delta.text),) if delta.text else ()

@@ -36,6 +36,8 @@ class ResponsePreparer:
             job = self._chats.prepare(chat.body, chosen)
         rename(job, chat.names)
         job.telling = Telling(stream=bool(body.stream))
+        if not self._chats.thinking.heeds(effort):
+            job.ignored.append("reasoning.effort")
         job.repeated = _repeated(body)
         return job
 
@@ -65,4 +67,5 @@ def _repeated(body: ResponseRequest) -> Repeated:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         top_logprobs=body.top_logprobs or 0,
         effort=None if body.reasoning is None else body.reasoning.effort,
+        messages=bool(body.enable_response_messages),
     )

@@ -12,6 +12,7 @@ from baton.router.api.errors import ApiError
 from baton.router.api.http.openai.blocks import Closed, GrowingAnswer, Grown, Opened, OutputBlock, Step
 from baton.router.api.job import Job
 from baton.router.api.prepared import Repeated
+from baton.text.tokenizer import Tokenizer
 
 Fields = dict[str, object]
 
@@ -26,9 +27,11 @@ _DELTAS = {
 class ResponseWriter:
     """Writes one response. Fields that all deltas of a block share are serialised once."""
 
-    def __init__(self, job: Job, repeated: Repeated) -> None:
+    def __init__(self, job: Job, repeated: Repeated, tokenizer: Tokenizer) -> None:
         self.answer = GrowingAnswer(job)
         self._common = _common(job, repeated)
+        self._raw_tokenizer = tokenizer if repeated.messages else None
+        """The tokenizer that tells prompt and answer as they are; None: they are not told."""
         self._number = itertools.count()
         self._head = b""
         """The beginning of each delta event of the open block, up to its sequence number."""
@@ -84,6 +87,17 @@ class ResponseWriter:
                 for block in blocks
             ],
             "usage": self._usage() if over else None,
+            **(self._raw_messages() if over else {}),
+        }
+
+    def _raw_messages(self) -> Fields:
+        """Return prompt and answer, markers and special tokens included, in vLLM's shape."""
+        tokenizer, answer = self._raw_tokenizer, self.answer
+        if tokenizer is None:
+            return {}
+        return {
+            "input_messages": [_raw(tokenizer, answer.job.prompts[0])],
+            "output_messages": [_raw(tokenizer, answer.token_ids)],
         }
 
     def _usage(self) -> Fields:
@@ -167,6 +181,11 @@ class ResponseWriter:
         return b"event: %b\ndata: %b\n\n" % (type_.encode(), data)
 
 
+def _raw(tokenizer: Tokenizer, token_ids: list[int]) -> Fields:
+    text = tokenizer.decode(token_ids, skip_special_tokens=False)
+    return {"type": "raw_message_tokens", "message": text, "tokens": token_ids}
+
+
 def _part(block: OutputBlock) -> Fields:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": block.text}
@@ -176,7 +195,7 @@ def _part(block: OutputBlock) -> Fields:
 def _common(job: Job, repeated: Repeated) -> Fields:
     """Return what the response repeats of its request; the same in all its events."""
     return {
-        "id": job.request_id,
+        "id": job.told_id,
         "object": "response",
         "created_at": int(time.time()),
         "model": job.model.name,
