@@ -74,8 +74,8 @@ class Repeated(msgspec.Struct, frozen=True, array_like=True):
     parallel_tool_calls: bool
     top_logprobs: int
     effort: str | None
-    messages: bool = False
-    """Whether the response also tells prompt and answer as text and tokens."""
+    input_messages: bytes | None = None
+    """The prompt as text and tokens; None: neither prompt nor answer is told so."""
 
 
 class PreparedJob(msgspec.Struct, kw_only=True, tag="job"):

@@ -96,7 +96,13 @@ def _continues(body: CountRequest) -> bool:
             f"{at}.role",
             f"{at}.role is assistant, but an answer that begins with reasoning cannot go on with a message.",
         )
+    if any(block.type == "tool_use" for block in blocks):
+        raise invalid(f"{at}.content", f"{at}.content has a tool_use; only a text can be gone on with.")
     last = blocks[-1].text or ""
+    if not last:
+        raise invalid(
+            f"{at}.content", f"{at}.content does not end with a text, so it cannot be gone on with."
+        )
     if last != last.rstrip():
         raise invalid(
             f"{at}.content",

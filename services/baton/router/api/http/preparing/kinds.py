@@ -40,6 +40,8 @@ _SAMPLING: Mapping[str, FieldRule] = MappingProxyType(
         "length_penalty": different("another value than 1 needs use_beam_search"),
         "logit_bias": different("a bias beyond -100 to 100 is refused, and not cut; at most 1,024 tokens"),
         "max_tokens": different("more than the context has room for is refused, and not cut"),
+        "min_p": different("applied after top_k and top_p, as in transformers, and not before them"),
+        "bad_words": different("at most 500 of 128 characters"),
         "n": different("at most 128, and 256 choices in all"),
         "priority": different("-100 to 100; ignored where workers do not schedule by priority"),
         "prompt_logprobs": different("0 to 20, in a stream too; -1 is refused"),
@@ -52,7 +54,9 @@ _SAMPLING: Mapping[str, FieldRule] = MappingProxyType(
         "seed": different("-1 is a seed like others"),
         "stop": different("at most 16 strings of 1,024 characters"),
         "stop_token_ids": different("at most 1,024 ids"),
-        "structured_outputs": different("see below; `choice`, `grammar`, … and no other form beside it"),
+        "structured_outputs": different(
+            "one form, and no other field that asks for one; its own fields are at the end of this page"
+        ),
         "truncate_prompt_tokens": different(
             "at most the context less 1, as -1 means too: room for a token is left; max_tokens is then cut "
             "to the room, as in vLLM"
@@ -74,7 +78,9 @@ _CHAT: Mapping[str, FieldRule] = MappingProxyType(
             "heeded"
         ),
         "tool_choice": different("none leaves the tools out of the prompt"),
-        "tools": different("functions with names of at most 64 of A-Z a-z 0-9 _ -; at most 128 of 256 KiB"),
+        "tools": different(
+            "functions with names of at most 64 of A-Z a-z 0-9 _ -; at most 128, of 256 KiB together"
+        ),
         "top_logprobs": different("0 to 20; -1 is refused"),
     }
 )

@@ -133,6 +133,11 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     truncation: Annotated[str, Meta(description="Only disabled.")] | None = None
 
 
+def raw_message(text: str, token_ids: list[int]) -> dict[str, object]:
+    """Return a text and its tokens in the shape of vLLM's ``input_messages`` and ``output_messages``."""
+    return {"type": "raw_message_tokens", "message": text, "tokens": token_ids}
+
+
 AS_IN_CHATS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "ignore_eos"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),

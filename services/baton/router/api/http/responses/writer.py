@@ -10,9 +10,9 @@ import orjson
 
 from baton.router.api.errors import ApiError
 from baton.router.api.http.openai.blocks import Closed, GrowingAnswer, Grown, Opened, OutputBlock, Step
+from baton.router.api.http.responses.fields import raw_message
 from baton.router.api.job import Job
 from baton.router.api.prepared import Repeated
-from baton.text.tokenizer import Tokenizer
 
 Fields = dict[str, object]
 
@@ -27,11 +27,10 @@ _DELTAS = {
 class ResponseWriter:
     """Writes one response. Fields that all deltas of a block share are serialised once."""
 
-    def __init__(self, job: Job, repeated: Repeated, tokenizer: Tokenizer) -> None:
-        self.answer = GrowingAnswer(job)
+    def __init__(self, job: Job, repeated: Repeated) -> None:
+        self._input_messages = repeated.input_messages
+        self.answer = GrowingAnswer(job, keeps_raw=self._input_messages is not None)
         self._common = _common(job, repeated)
-        self._raw_tokenizer = tokenizer if repeated.messages else None
-        """The tokenizer that tells prompt and answer as they are; None: they are not told."""
         self._number = itertools.count()
         self._head = b""
         """The beginning of each delta event of the open block, up to its sequence number."""
@@ -91,13 +90,13 @@ class ResponseWriter:
         }
 
     def _raw_messages(self) -> Fields:
-        """Return prompt and answer, markers and special tokens included, in vLLM's shape."""
-        tokenizer, answer = self._raw_tokenizer, self.answer
-        if tokenizer is None:
+        """Return prompt and answer before they are parsed, in vLLM's shape, if the request asks for them."""
+        if self._input_messages is None:
             return {}
+        answer = self.answer
         return {
-            "input_messages": [_raw(tokenizer, answer.job.prompts[0])],
-            "output_messages": [_raw(tokenizer, answer.token_ids)],
+            "input_messages": orjson.Fragment(self._input_messages),
+            "output_messages": [raw_message("".join(answer.raw_text), answer.raw_ids)],
         }
 
     def _usage(self) -> Fields:
@@ -179,11 +178,6 @@ class ResponseWriter:
     def _event(self, type_: str, **fields: object) -> bytes:
         data = orjson.dumps({"type": type_, "sequence_number": next(self._number), **fields})
         return b"event: %b\ndata: %b\n\n" % (type_.encode(), data)
-
-
-def _raw(tokenizer: Tokenizer, token_ids: list[int]) -> Fields:
-    text = tokenizer.decode(token_ids, skip_special_tokens=False)
-    return {"type": "raw_message_tokens", "message": text, "tokens": token_ids}
 
 
 def _part(block: OutputBlock) -> Fields:
