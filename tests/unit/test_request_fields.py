@@ -16,7 +16,7 @@ from baton.request.structured import form_of
 from baton.router.api.http.app import create_app
 from baton.router.api.http.preparing.kinds import GENERATING, KINDS
 from baton.router.api.http.server.field_rules import EVERYWHERE, BodyKind
-from baton.router.api.ignored import MAX_TOLD, ignored_header
+from baton.router.api.ignored import MAX_TOLD, can_be_told, ignored_header
 from baton.text.tokenizer import Tokenizer
 from scripts.reference.fields import listed, offline_rule, rule_on, structured_rule
 from tests.support.fake_ring import MODEL, FakeRing
@@ -252,7 +252,8 @@ async def test_a_misspelled_field_is_not_ignored(client: httpx.AsyncClient) -> N
 def test_the_header_is_bounded() -> None:
     names = [*(f"f{index}" for index in range(100)), "f1"]
     assert len(ignored_header(names)[TOLD].split(", ")) == MAX_TOLD
-    assert ignored_header(["a b", "x" * 65, "é"]) == ignored_header([]) == {}
+    assert ignored_header([]) == {}
+    assert [can_be_told(name) for name in ("a b", "x" * 65, "é", "a\n", "a_b.c-d")] == [False] * 4 + [True]
 
 
 NUMBERS = [

@@ -12,8 +12,13 @@ MAX_TOLD = 32
 _TOLD = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
 
+def can_be_told(name: str) -> bool:
+    """Whether a header can hold ``name``."""
+    return _TOLD.fullmatch(name) is not None
+
+
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Return the header that tells ``names``; none if there are none. A name that a header cannot hold is
-    left out."""
-    told = [name for name in dict.fromkeys(names) if _TOLD.fullmatch(name)][:MAX_TOLD]
+    """Return the header that tells the first of ``names``, each of which a header can hold; none if there are
+    none."""
+    told = list(dict.fromkeys(names))[:MAX_TOLD]
     return {HEADER: ", ".join(told)} if told else {}

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from baton.router.api.errors import RequestError, invalid, shown
+from baton.router.api.ignored import can_be_told
 from baton.text.config import Json
 
 Verdict = Literal["taken", "different", "ignored", "refused"]
@@ -157,7 +158,7 @@ def check_fields(body: Mapping[str, Json], kind: BodyKind, elsewhere: Set[str]) 
             if name in elsewhere and name not in kind.own and name not in EVERYWHERE:
                 raise _unknown(name, kind, _ELSEWHERE)
             raise invalid(name, f"{name} is not supported (got {shown(value)}): {rule.why}.", "unsupported")
-        if rule is None or rule.verdict == "ignored":
+        if (rule is None or rule.verdict == "ignored") and can_be_told(name):
             told.append(name)
     return told
 
