@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from baton.request.messages import ChatMessage
 from baton.request.tools import NamedTool, Tool
+from baton.request.truncation import Truncation
 from baton.router.api.http.openai.structured import StructuredFields
 
 
@@ -105,3 +106,4 @@ class TextRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     text: str
+    truncation: Truncation | None = None

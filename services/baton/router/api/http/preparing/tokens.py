@@ -66,7 +66,7 @@ class TokensPreparer:
 
     def text(self, body: TextRequest, chosen: Chosen) -> Document:
         """Return the ids of a prompt, as an array of ``ID_TYPE``. Raises RequestError."""
-        ids = chosen.prompts.from_text(body.text, chosen.model, "text")
+        ids = chosen.prompts.from_text(body.text, chosen.model, "text", truncation=body.truncation)
         return Document(array.array(ID_TYPE, ids).tobytes())
 
     def _text(self, body: TokenizeRequest, chosen: Chosen) -> tuple[str, str, bool]:
