@@ -14,6 +14,7 @@ from baton.router.api.http.server.field_rules import (
     TAKEN,
     BodyKind,
     FieldRule,
+    Verdict,
     different,
     refused,
 )
@@ -21,7 +22,7 @@ from scripts.reference.markdown import code, plain, prose, table
 from scripts.site.pages import ROOT
 
 LISTING = ROOT / "scripts/from_vllm/vllm.json"
-VERDICTS = ("taken", "different", "ignored", "refused")
+VERDICTS: tuple[Verdict, ...] = ("taken", "different", "ignored", "refused")
 
 HEAD = """\
 # Request fields beside vLLM's

@@ -138,7 +138,8 @@ def test_prompts_are_cut(llm: LLM) -> None:
     left = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=5)
     right = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=5, truncation_side="right")
     fill = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=-1)
-    results = llm.generate([text, text, ids, "x" * 5000], [left, right, left, fill], progress=False)
+    prompts: list[str | list[int]] = [text, text, ids, "x" * 5000]
+    results = llm.generate(prompts, [left, right, left, fill], progress=False)
     kept = [list(result.prompt_token_ids) for result in results]
     assert kept[:3] == [ids[-5:], ids[:5], ids[-5:]]
     assert len(kept[3]) == llm.model.max_model_len - 1 and len(results[3].outputs[0].token_ids) == 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -21,6 +21,8 @@ from baton.text.tokenizer import Tokenizer
 from scripts.reference.fields import listed, offline_rule, rule_on, structured_rule
 from tests.support.fake_ring import MODEL, FakeRing
 from tests.support.tiny_tokenizers import TOOL_TEMPLATE, byte_level_tokenizer
+
+T = TypeVar("T")
 
 FIELDS = listed()
 PATHS = [kind for kind in KINDS.values() if kind.path]
@@ -300,13 +302,17 @@ async def test_texts_are_not_made_of_numbers(client: httpx.AsyncClient) -> None:
         assert response.json()["error"]["code"] == "invalid_type"
 
 
+def built(cls: Callable[..., T], name: str, value: object, **more: object) -> T:
+    return cls(**{name: value}, **more)
+
+
 def test_programs_have_the_same_fields() -> None:
     for name in FIELDS["SamplingParams"]:
         if offline_rule(name).verdict == "refused":
             with pytest.raises(TypeError, match=name):
-                SamplingParams(**{name: None})
+                built(SamplingParams, name, None)
         else:
-            SamplingParams(**{name: SAMPLES.get(name)})
+            built(SamplingParams, name, SAMPLES.get(name))
 
 
 def test_forms_have_the_same_fields() -> None:
@@ -314,13 +320,13 @@ def test_forms_have_the_same_fields() -> None:
     for name in FIELDS["structured_outputs"]:
         rule = structured_rule(name)
         if rule.verdict == "taken":
-            assert form_of(StructuredOutputs(**{name: values[name]}))
+            assert form_of(built(StructuredOutputs, name, values[name]))
             continue
         value = True if name.startswith("disable") else "x"
         with pytest.raises(RequestError, match=rule.why) as refused:
-            form_of(StructuredOutputs(**{"json_object": True, name: value}))
+            form_of(built(StructuredOutputs, name, value, json_object=True))
         assert refused.value.param == f"structured_outputs.{name}"
-        assert form_of(StructuredOutputs(**{"json_object": True, name: None}))
+        assert form_of(built(StructuredOutputs, name, None, json_object=True))
 
 
 def test_generating_paths_are_those_with_answers() -> None:
