@@ -18,7 +18,7 @@ from baton.router.api.http.server.field_rules import (
     different,
     refused,
 )
-from scripts.reference.markdown import code, plain, prose, table
+from scripts.reference.markdown import code, plain, table
 from scripts.site.pages import ROOT
 
 LISTING = ROOT / "scripts/from_vllm/vllm.json"
@@ -119,24 +119,17 @@ def page() -> str:
     for kind in KINDS.values():
         if kind.path:
             rows = [(name, rule_on(kind, name)) for name in names[kind.path]]
-            own = [
-                name
-                for name in kind.type.__struct_fields__
-                if name not in names[kind.path] and _acts(kind, name)
-            ]
             parts.append(f"## {kind.path}\n\n{_counted(rows)}\n\n{_rows(rows)}")
+            besides = dict.fromkeys((*kind.type.__struct_fields__, *kind.own))
+            own = [(name, rule_on(kind, name)) for name in besides if name not in names[kind.path]]
             if own:
-                parts.append(prose(f"Taken besides: {', '.join(f'`{name}`' for name in own)}.") + "\n")
+                parts.append(f"Fields that vLLM does not have there:\n\n{_rows(own)}")
     known = {name for each in names.values() for name in each}
     parts.append(ALSO + "\n" + _rows((name, rule) for name, rule in EVERYWHERE.items() if name not in known))
     offline = [(name, offline_rule(name)) for name in names["SamplingParams"]]
     parts.append(OFFLINE + "\n" + _rows(offline))
     parts.append(STRUCTURED + "\n" + _rows((n, structured_rule(n)) for n in names["structured_outputs"]))
     return "\n".join(parts).rstrip() + "\n"
-
-
-def _acts(kind: BodyKind, name: str) -> bool:
-    return rule_on(kind, name).verdict in ("taken", "different")
 
 
 def _counted(rows: Iterable[tuple[str, FieldRule]]) -> str:

@@ -32,8 +32,17 @@ _TEMPLATE_KWARGS = different(
     "at most 256 KiB of JSON, and neither special tokens nor fields of the request itself"
 )
 
+_OLDER = different("an older name of a form in structured_outputs, which vLLM ignores")
+
 _SAMPLING: Mapping[str, FieldRule] = MappingProxyType(
     {
+        "best_of": different("the beams of a beam search, and n without one; vLLM ignores it"),
+        "early_stopping": different("of a beam search, as in transformers; vLLM ignores it"),
+        "guided_choice": _OLDER,
+        "guided_grammar": _OLDER,
+        "guided_json": _OLDER,
+        "guided_json_object": _OLDER,
+        "guided_regex": _OLDER,
         "detokenize": different(
             "heeded, while vLLM heeds it in programs alone: the answer is its token ids, without a text"
         ),
