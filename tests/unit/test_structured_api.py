@@ -108,7 +108,6 @@ BAD: list[tuple[dict[str, object], str, str]] = [
         "response_format and guided_choice",
     ),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "not supported"),
-    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "not supported"),
 ]
 
 
