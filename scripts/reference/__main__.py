@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from scripts.reference import alerts, api, metrics, options, values
+from scripts.reference import alerts, api, fields, metrics, options, values
 from scripts.site.pages import ROOT
 
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -13,6 +13,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "metrics.md": metrics.page,
     "alerts.md": alerts.page,
     "api.md": api.page,
+    "fields.md": fields.page,
 }
 FOLDER = ROOT / "docs/reference"
 

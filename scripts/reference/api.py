@@ -19,7 +19,8 @@ HEAD = """\
 # HTTP and gRPC
 
 Every path with the fields of its body, as the router's `/openapi.json` has them, and the contract of the gRPC
-API. [The APIs](../api.md) says what they mean and what is refused; [sampling](../sampling.md) has the ranges.
+API. [The APIs](../api.md) says what they mean, [sampling](../sampling.md) has the ranges, and
+[request fields](fields.md) what becomes of each of vLLM's.
 """
 CONTRACT = ROOT / "proto/baton/v1/inference.proto"
 

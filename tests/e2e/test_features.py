@@ -89,6 +89,21 @@ CASES: Mapping[str, Case] = {
         {"min_tokens": 60, "max_tokens": 60}, lambda c: len(c[0]["token_ids"]) == 60, path=CHAT
     ),
     "stop": Case({"stop": ["block"]}, lambda c: "block" not in c[0]["message"]["content"], path=CHAT),
+    "include_stop_str_in_output": Case(
+        {"stop": ["block"], "include_stop_str_in_output": True},
+        lambda c: c[0]["message"]["content"].endswith("block") and c[0]["stop_reason"] == "block",
+        path=CHAT,
+    ),
+    "detokenize": Case({"detokenize": False}, lambda c: c[0]["text"] == "" and len(c[0]["token_ids"]) > 4),
+    "truncate_prompt_tokens": Case(
+        {"truncate_prompt_tokens": 17, "truncation_side": "right"},
+        lambda c: len(c[0]["prompt_token_ids"]) == 17,
+    ),
+    "continue_final_message": Case(
+        {"messages": [*QUESTION, {"role": "assistant", "content": "A KV"}], "continue_final_message": True},
+        lambda c: c[0]["message"]["content"].startswith(" block"),
+        path=CHAT,
+    ),
     "stop_token_ids": Case(
         {"logit_bias": {"300": 100}, "stop_token_ids": [300]},
         lambda c: len(c[0]["token_ids"]) == 1 and c[0]["finish_reason"] == "stop",

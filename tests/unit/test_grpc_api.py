@@ -209,9 +209,55 @@ async def test_bad_words_are_read_in_many_turns_of_the_event_loop(
     assert max(Counter(encoded[-1000:]).values()) <= 2 * RUNS_AT_ONCE
 
 
+async def answered(channel: grpc.aio.Channel, asked: pb.GenerateRequest) -> tuple[str, list[int]]:
+    responses = [response async for response in inference_pb2_grpc.InferenceStub(channel).Generate(asked)]
+    return "".join(each.text for each in responses), [id_ for each in responses for id_ in each.token_ids]
+
+
+async def test_texts_as_over_http(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    async with channel_to(ring, tokenizer) as channel:
+        whole, ids = await answered(channel, request(max_tokens=5))
+        stop = whole[3:5]
+        cut, _ = await answered(channel, request(max_tokens=5, stop=[stop], include_stop_str_in_output=True))
+        assert cut == whole[: whole.index(stop) + len(stop)]
+        assert await answered(channel, request(max_tokens=5, detokenize=False)) == ("", ids)
+
+
+async def test_prompts_are_cut_as_over_http(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    text = "the quick brown fox"
+    ids = tokenizer.encode(text)
+    cut = pb.SamplingParams(max_tokens=5, truncate_prompt_tokens=3)
+    right = pb.SamplingParams(max_tokens=5, truncate_prompt_tokens=3, truncation_side="right")
+    async with channel_to(ring, tokenizer) as channel:
+        for given in (
+            pb.GenerateRequest(text=text, params=cut, echo=True),
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), params=cut, echo=True),
+        ):
+            told, _ = await answered(channel, given)
+            assert ring.calls[-1].prompt_ids == ids[-3:]
+            assert told.startswith(tokenizer.decode(ids[-3:]))
+        await answered(channel, pb.GenerateRequest(text=text, params=right))
+        assert ring.calls[-1].prompt_ids == ids[:3]
+
+
+async def test_what_is_ignored_is_told(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    asked = pb.GenerateRequest(text="a", params=pb.SamplingParams(max_tokens=5), priority=3)
+    async with channel_to(ring, tokenizer) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(asked)
+        assert [response async for response in call]
+        told = dict(await call.initial_metadata() or ())
+    assert told["x-baton-ignored-fields"] == "priority"
+
+
 @pytest.mark.parametrize(
     ("asked", "status", "message", "param"),
     [
+        (
+            request(truncate_prompt_tokens=256),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "between 1 and 255",
+            "truncate_prompt_tokens",
+        ),
         (pb.GenerateRequest(model="other", text="a"), grpc.StatusCode.NOT_FOUND, '"other"', "model"),
         (pb.GenerateRequest(), grpc.StatusCode.INVALID_ARGUMENT, "either text or token_ids", "prompt"),
         (pb.GenerateRequest(text=""), grpc.StatusCode.INVALID_ARGUMENT, "text is empty", "text"),

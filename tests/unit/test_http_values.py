@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from baton.router.api.errors import RequestError
-from baton.router.api.http.openai.schemas import CompletionRequest
+from baton.router.api.http.preparing.kinds import KINDS
 from baton.router.api.http.server.decode import decode
 from baton.router.api.http.server.values import MAX_CONTAINERS, MAX_STRINGS, check_values
 
@@ -47,4 +47,4 @@ def test_what_is_no_json_takes_no_longer(piece: bytes) -> None:
 
 def test_a_body_is_counted_before_it_is_decoded() -> None:
     with pytest.raises(RequestError, match="lists and objects"):
-        decode(b"[" * (MAX_CONTAINERS + 1), CompletionRequest)
+        decode(b"[" * (MAX_CONTAINERS + 1), KINDS["completion"], frozenset())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import baton
 from baton import LLM, SamplingParams, StructuredOutputs
@@ -110,6 +111,52 @@ def test_a_stop_string_ends_one_answer_and_its_blocks_are_free(llm: LLM) -> None
     assert other.outputs == whole.outputs
     load = llm.engine.stats()
     assert (load.running, load.waiting, load.blocks.held) == (0, 0, 0)
+
+
+def test_a_stop_string_may_stay_in_the_text(llm: LLM) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    text = llm.generate("Baton", plain, progress=False)[0].outputs[0].text
+    stop = text[8:10]
+    params = SamplingParams(
+        temperature=0, max_tokens=24, ignore_eos=True, stop=stop, include_stop_str_in_output=True
+    )
+    [answer] = llm.generate("Baton", params, progress=False)[0].outputs
+    assert answer.text == text[: text.index(stop) + len(stop)]
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+
+
+def test_tokens_alone(llm: LLM) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    silent = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, detokenize=False)
+    [told, alone] = llm.generate(["Baton", "Baton"], [plain, silent], progress=False)
+    assert told.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert (bool(told.outputs[0].text), alone.outputs[0].text) == (True, "")
+
+
+def test_prompts_are_cut(llm: LLM) -> None:
+    text, ids = PROMPTS[1], llm.tokenizer.encode(PROMPTS[1])
+    left = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=5)
+    right = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=5, truncation_side="right")
+    fill = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=-1)
+    prompts: list[str | list[int]] = [text, text, ids, "x" * 5000]
+    results = llm.generate(prompts, [left, right, left, fill], progress=False)
+    kept = [list(result.prompt_token_ids) for result in results]
+    assert kept[:3] == [ids[-5:], ids[:5], ids[-5:]]
+    assert len(kept[3]) == llm.model.max_model_len - 1 and len(results[3].outputs[0].token_ids) == 1
+    with pytest.raises(RequestError, match="truncate_prompt_tokens must be -1") as refused:
+        llm.generate(["a", "b"], [left, SamplingParams(truncate_prompt_tokens=0)], progress=False)
+    assert refused.value.param == "params[1].truncate_prompt_tokens"
+
+
+def test_a_chat_goes_on_with_its_last_message(llm: LLM, path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    params = SamplingParams(temperature=0, max_tokens=6)
+    [chat] = llm.chat(messages, params, continue_final_message=True, progress=False)
+    oracle = AutoTokenizer.from_pretrained(path)
+    expected = oracle.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+    assert llm.tokenizer.decode(list(chat.prompt_token_ids), skip_special_tokens=False) == expected
+    with pytest.raises(RequestError, match="are both true"):
+        llm.chat(messages, params, add_generation_prompt=True, continue_final_message=True, progress=False)
 
 
 def test_the_bar_is_for_a_terminal(

@@ -354,7 +354,7 @@ def turns(*blocks: dict[str, object], role: str = "user") -> dict[str, object]:
             "messages[0].role must be user, assistant or system",
         ),
         (turns({"type": "image"}, role="system"), "messages[0].content[0].type must be text"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "begun answer"),
+        ({"messages": [{"role": "assistant", "content": "x "}]}, "messages[0].content ends with white space"),
         (turns({"type": "image"}), "messages[0].content[0].type must be text or tool_result"),
         (turns({"type": "text"}), "messages[0].content[0].text is required"),
         (turns({"type": "tool_result"}), "messages[0].content[0].tool_use_id is required"),

@@ -89,7 +89,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture
 def reader(tokenizer: Tokenizer) -> BodyReader:
     own = ModelPreparers.of(tokenizer, SETTINGS)
-    return BodyReader(lambda place: own, ignore_unknown=False)
+    return BodyReader(lambda place: own)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ async def test_an_error_is_told_elsewhere_as_it_is_here(reader: BodyReader, pool
 
 def test_text_that_a_template_makes_is_not_tokenized_here(tokenizer: Tokenizer) -> None:
     own = ModelPreparers.of(tokenizer, SETTINGS)
-    here = BodyReader(lambda place: own, ignore_unknown=False, max_chars=100)
+    here = BodyReader(lambda place: own, max_chars=100)
     messages = [{"role": "user", "content": ""}] * 10
     with pytest.raises(TooMuchHereError):
         here.prepare(*body(("chat", {"messages": messages})))

@@ -196,8 +196,11 @@ async def test_reasoning_is_turned_on_and_off(tmp_path: Path) -> None:
     async with serving(ring, tokenizer) as url, client_of(url) as client:
         on = await client.responses.create(model="tiny", input="x", reasoning={"effort": "medium"})
         off = await client.responses.create(model="tiny", input="x", reasoning={"effort": "none"})
-        with pytest.raises(openai.BadRequestError, match="no grades"):
-            await client.responses.create(model="tiny", input="x", reasoning={"effort": "high"})
+        high = await client.responses.with_raw_response.create(
+            model="tiny", input="x", reasoning={"effort": "high"}
+        )
+    assert high.headers["x-baton-ignored-fields"] == "reasoning.effort", "the template knows no grades"
+    assert [item.type for item in high.parse().output] == ["reasoning", "message"]
     assert [item.type for item in on.output] == ["reasoning", "message"]
     assert [item.type for item in off.output] == ["message"]
     assert on.output_text == off.output_text == "Yes."
@@ -278,10 +281,11 @@ async def test_reasoning_needs_a_parser(tokenizer: Tokenizer) -> None:
         serving(ring_of(tokenizer, ANSWER), tokenizer, settings) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
-        refused = await client.post("/v1/responses", json={"input": "x", "reasoning": {"effort": "low"}})
+        wished = await client.post("/v1/responses", json={"input": "x", "reasoning": {"effort": "low"}})
         taken = await client.post("/v1/responses", json={"input": "x", "reasoning": {"effort": "none"}})
-    assert refused.status_code == 400 and "--reasoning-parser" in refused.json()["error"]["message"]
-    assert taken.status_code == 200
+    assert wished.status_code == taken.status_code == 200
+    assert wished.headers["x-baton-ignored-fields"] == "reasoning.effort"
+    assert "x-baton-ignored-fields" not in taken.headers
 
 
 async def test_a_client_that_leaves_is_noticed(tokenizer: Tokenizer) -> None:

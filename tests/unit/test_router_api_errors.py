@@ -21,6 +21,7 @@ from tests.support.tiny_tokenizers import byte_level_tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
+BARE = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +76,9 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
     ({"max_tokens": 256}, "max_tokens", "max_tokens is 256, but this model's context is 256"),
     ({"max_tokens": 10**40}, "max_tokens", "at most 255"),
     ({"max_tokens": True}, "max_tokens", "bool"),
-    ({"max_tokens": "5"}, "max_tokens", '"5"'),
-    ({"max_tokens": 5.0}, "max_tokens", "5.0"),
+    ({"max_tokens": "five"}, "max_tokens", '"five"'),
+    ({"max_tokens": "5.5"}, "max_tokens", '"5.5"'),
+    ({"max_tokens": 5.5}, "max_tokens", "5.5"),
     ({"temperature": -1}, "temperature", "between 0 and 2, not -1"),
     ({"temperature": 2.1}, "temperature", "not 2.1"),
     ({"temperature": "hot"}, "temperature", '"hot"'),
@@ -104,11 +106,11 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
     ({"stop_token_ids": [1, 401]}, "stop_token_ids", "stop_token_ids[1] is 401"),
     ({"stop_token_ids": [-1]}, "stop_token_ids", "-1"),
     ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "1025 ids"),
-    ({"ignore_eos": 1}, "ignore_eos", "bool"),
+    ({"ignore_eos": 2}, "ignore_eos", "bool"),
     ({"stream": "yes"}, "stream", '"yes"'),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
-    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "bool"),
-    ({"echo": 1}, "echo", "bool"),
+    ({"stream": True, "stream_options": {"include_usage": 2}}, "stream_options.include_usage", "bool"),
+    ({"echo": 2}, "echo", "bool"),
     ({"logprobs": -1}, "logprobs", "between 0 and 20, not -1"),
     ({"logprobs": 21}, "logprobs", "between 0 and 20, not 21"),
     ({"logprobs": True}, "logprobs", "true"),
@@ -151,14 +153,14 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
     ({"best_of": 2}, "best_of", "best_of is 2; without use_beam_search, 1 is allowed"),
     ({"length_penalty": 2}, "length_penalty", "without use_beam_search, 1.0 is allowed"),
     ({"early_stopping": True}, "early_stopping", "without use_beam_search, false is allowed"),
-    ({"use_beam_search": 1}, "use_beam_search", "bool"),
+    ({"use_beam_search": 2}, "use_beam_search", "bool"),
     (BEAMS | {"best_of": 0}, "best_of", "between 1 and 16 with use_beam_search, not 0"),
     (BEAMS | {"best_of": 17}, "best_of", "not 17"),
     (BEAMS | {"best_of": 2, "n": 3}, "best_of", "at least n (3), not 2"),
     (BEAMS | {"n": 17}, "n", "between 1 and 16 with use_beam_search, not 17"),
     (BEAMS | {"length_penalty": 10.5}, "length_penalty", "between -10 and 10, not 10.5"),
     (BEAMS | {"early_stopping": "soon"}, "early_stopping", 'true, false or "never", not "soon"'),
-    (BEAMS | {"early_stopping": 1}, "early_stopping", "1"),
+    (BEAMS | {"early_stopping": 2}, "early_stopping", "2"),
     (BEAMS | {"temperature": 0.5}, "temperature", "temperature (0.5) is not allowed with use_beam_search"),
     (BEAMS | {"top_p": 0.5}, "top_p", "not allowed with use_beam_search"),
     (BEAMS | {"top_k": 5}, "top_k", "not allowed with use_beam_search"),
@@ -174,6 +176,21 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
     (BEAMS | {"response_format": {"type": "json_object"}}, "response_format", "not allowed with"),
     (BEAMS | {"guided_regex": "a+"}, "guided_regex", "not allowed with use_beam_search"),
     ({"suffix": "end"}, "suffix", "not supported"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1, or between 1 and 255"),
+    ({"truncate_prompt_tokens": 256}, "truncate_prompt_tokens", "not 256"),
+    ({"truncate_prompt_tokens": 5, "prompt": ""}, "prompt", "empty"),
+    ({"truncate_prompt_tokens": 5, "prompt": [1, 401]}, "prompt", "prompt[1] is 401"),
+    ({"truncation_side": "middle"}, "truncation_side", "left or right"),
+    ({"detokenize": False, "stop": "x"}, "stop", "detokenize is false"),
+    ({"detokenize": False, "echo": True}, "echo", "detokenize is false"),
+    ({"request_id": ""}, "request_id", "1 to 128 of A-Z"),
+    ({"request_id": "a b"}, "request_id", '"a b"'),
+    ({"request_id": "x" * 129}, "request_id", "1 to 128"),
+    (
+        {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},
+        "structured_outputs.whitespace_pattern",
+        "not supported",
+    ),
     ({"temprature": 0.5}, "temprature", "Did you mean temperature?"),
     ({"model": 5}, "model", "5"),
 ]
@@ -220,7 +237,24 @@ BAD_CHATS: list[tuple[dict[str, object], str, str]] = [
     ({"top_logprobs": 2, "logprobs": False}, "top_logprobs", "only allowed when logprobs is true"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "between 0 and 20, not 21"),
     ({"min_tokens": 9, "max_completion_tokens": 8}, "min_tokens", "max_completion_tokens (8), not 9"),
-    ({"continue_final_message": True}, "continue_final_message", "not supported"),
+    (
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+        "are both true",
+    ),
+    (
+        {"continue_final_message": True, "messages": [USER, {"role": "assistant", "content": ""}]},
+        "messages[1].content",
+        "nothing to go on with",
+    ),
+    ({"documents": ["a"]}, "documents[0]", "object"),
+    ({"documents": [{"text": "a" * 300_000}]}, "documents", "at most 262144 are allowed"),
+    (
+        {"detokenize": False, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools",
+        "detokenize",
+    ),
+    ({"chat_template": "{{ messages }}"}, "chat_template", "the model's own template"),
     ({"prompt": "a"}, "prompt", "Unknown field"),
     ({"n": 129}, "n", "129"),
 ]
@@ -279,11 +313,25 @@ async def test_what_changes_nothing_is_accepted_with_beams(client: httpx.AsyncCl
     assert [call.params.beam_search for call in ring.calls] == [BeamParams(4, 0.6)] * 6
 
 
-async def test_unknown_fields_can_be_ignored(ring: FakeRing, tokenizer: Tokenizer) -> None:
-    settings = ApiSettings(ignore_unknown_fields=True)
-    async with serving(ring, tokenizer, settings) as url, httpx.AsyncClient(base_url=url) as client:
-        assert (await client.post(COMPLETIONS, json={"prompt": "a", "frobnicate": 1})).status_code == 200
-        error_of(await client.post(COMPLETIONS, json={"prompt": "a", "suffix": "b"}))
+async def test_unknown_fields_are_taken_and_told(client: httpx.AsyncClient) -> None:
+    odd = {"frobnicate": 1, "nothing": None, "Ünicode": 2, "a: b\r\nset-cookie: c": 3, "user": "me"}
+    for path, body in (
+        (COMPLETIONS, {"prompt": "a"}),
+        (CHAT, {"messages": [USER]}),
+        ("/tokenize", {"prompt": "a"}),
+    ):
+        for stream in ({}, {"stream": True}) if path != "/tokenize" else ({},):
+            response = await client.post(path, json={**body, **odd, **stream})
+            assert response.status_code == 200, response.text
+            assert response.headers["x-baton-ignored-fields"] == "frobnicate, user"
+            assert "set-cookie" not in response.headers
+    assert "x-baton-ignored-fields" not in (await client.post(COMPLETIONS, json={"prompt": "a"})).headers
+
+
+async def test_unknown_fields_are_few(client: httpx.AsyncClient) -> None:
+    many = {f"unknown_{index}": 1 for index in range(33)}
+    error = error_of(await client.post(COMPLETIONS, json={"prompt": "a", **many}))
+    assert (error["param"], error["code"]) == ("unknown_32", "unknown_parameter")
 
 
 async def test_a_message_as_the_client_got_it_is_accepted(client: httpx.AsyncClient) -> None:

@@ -92,14 +92,18 @@ async def test_bad_values(
     assert ring.calls == []
 
 
-async def test_a_priority_is_refused_where_workers_heed_none(
+async def test_a_priority_is_taken_and_told_where_workers_heed_none(
     client: httpx.AsyncClient, ring: FakeRing
 ) -> None:
     ring.model = MODEL
     response = await client.post("/v1/completions", json={"prompt": "a", "priority": 1})
-    assert response.status_code == 400
-    assert "only 0 is allowed: this server's workers run with --scheduling-policy fcfs" in response.text
-    assert (await client.post("/v1/completions", json={"prompt": "a", "priority": 0})).status_code == 200
+    assert response.status_code == 200
+    assert response.headers["x-baton-ignored-fields"] == "priority"
+    assert ring.calls[0].priority.level == 0
+    usual = await client.post("/v1/completions", json={"prompt": "a", "priority": 0})
+    assert usual.status_code == 200 and "x-baton-ignored-fields" not in usual.headers
+    response = await client.post("/v1/completions", json={"prompt": "a", "priority": 101})
+    assert response.status_code == 400, "no request may have it"
 
 
 async def test_a_passed_deadline_in_http(ring: FakeRing, tokenizer: Tokenizer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -77,6 +77,8 @@ VALUES: Mapping[str, st.SearchStrategy[Any]] = MappingProxyType(
         "allowed_token_ids": st.just(()) | st.just(tuple(range(VOCAB))),
         "logprobs": st.none() | st.integers(0, 20),
         "prompt_logprobs": st.none() | st.integers(0, 20),
+        "include_stop_str_in_output": st.booleans(),
+        "detokenize": st.booleans(),
         "structured_output": st.none() | FORMS,
         "beam_search": st.none() | BEAMS,
     }
@@ -152,7 +154,7 @@ class TestTheWire:
         """Workers get what could be absent even where it changes nothing, and nothing else of that kind."""
         sent = [field.name for field, _ in carried(ResolvedSampling(max_tokens=5)).ListFields()]
         filters = ["temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty"]
-        assert sorted(sent) == sorted(["max_tokens", *filters])
+        assert sorted(sent) == sorted(["max_tokens", "detokenize", *filters])
 
     def test_of_an_empty_message(self) -> None:
         assert ResolvedSampling.from_proto(pb.SamplingParams()) == ResolvedSampling(max_tokens=0)
@@ -170,6 +172,8 @@ class TestGrpc:
     @given(st.fixed_dictionaries({**VALUES, "beam_search": st.none()}))
     def test_asks_for_what_the_message_says(self, values: dict[str, Any]) -> None:
         wanted = ResolvedSampling(**values)
+        if wanted.stop:
+            wanted = replace(wanted, detokenize=True)  # a stop string needs a text
         asked = sampling_fields(carried(wanted))
         assert (
             resolved(

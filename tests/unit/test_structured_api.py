@@ -91,7 +91,8 @@ BAD: list[tuple[dict[str, object], str, str]] = [
     ({"response_format": {"type": "json_object", "schema": {}}}, "response_format", "unknown field schema"),
     ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not regex and choice"),
-    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "unknown field structural_tag"),
+    ({"structured_outputs": {"structural_tags": "x"}}, "structured_outputs", "unknown field structural_tags"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not supported"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs", "allowed are 1 to 4096"),
     ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "1"),
@@ -107,7 +108,6 @@ BAD: list[tuple[dict[str, object], str, str]] = [
         "response_format and guided_choice",
     ),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "not supported"),
-    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "not supported"),
 ]
 
 

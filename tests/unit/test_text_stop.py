@@ -64,6 +64,13 @@ def test_the_first_complete_match_wins() -> None:
     assert matcher.matched == "bc"
 
 
+def test_an_included_stop_string_is_not_waited_for() -> None:
+    """The text ends behind it: whatever begins one may be sent at once."""
+    matcher = StopMatcher(StopStrings(["aab"]), included=True)
+    assert [matcher.push(text) for text in ("xa", "a", "bc", "more")] == ["xa", "a", "b", ""]
+    assert (matcher.matched, matcher.finish()) == ("aab", "")
+
+
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopStrings(["a", ""])

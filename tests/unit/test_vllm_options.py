@@ -62,6 +62,7 @@ CASES: Mapping[str, Sequence[Case]] = {
     "--distributed-executor-backend": [(["mp"], NOTHING)],
     "--dtype": [(["half"], {"dtype": "float16"}), (["bfloat16"], {"dtype": "bfloat16"})],
     "--enable-auto-tool-choice": [(["--enable-auto-tool-choice"], NOTHING)],
+    "--exclude-tools-when-tool-choice-none": [(["--exclude-tools-when-tool-choice-none"], NOTHING)],
     "--enable-chunked-prefill": [
         (["--enable-chunked-prefill"], {"chunked_prefill": True}),
         (["--no-enable-chunked-prefill"], {"chunked_prefill": False}),

@@ -50,8 +50,8 @@ class ResolvedSampling:
     and the engine checks them again (`baton.engine.checks`). Each field is a row of the table `PARAMETERS`.
 
     The router draws ``seed`` when the client gives none, so that a request resumed on another worker
-    continues with the same random numbers. ``stop`` strings are matched by the router, which owns the text,
-    never by the engine.
+    continues with the same random numbers. ``stop``, ``include_stop_str_in_output`` and ``detokenize`` are
+    heeded by the router, which owns the text, never by the engine.
     """
 
     max_tokens: Annotated[int, ParameterSpec()]
@@ -98,6 +98,10 @@ class ResolvedSampling:
     """Return each output's log-probability, and those of this many likeliest tokens. None: return none."""
     prompt_logprobs: Annotated[int | None, ParameterSpec(worker_range=_UINT32)] = None
     """Return the log-probabilities of the prompt's tokens, and of this many likeliest ones. None: none."""
+    include_stop_str_in_output: Annotated[bool, ParameterSpec()] = False
+    """Leave the stop string, or the text of the token, that ends the answer in its text."""
+    detokenize: Annotated[bool, ParameterSpec()] = True
+    """Make text of the output. Without it the answer is its tokens alone, and no stop string is found."""
     structured_output: Annotated[
         StructuredOutput | None,
         ParameterSpec(
@@ -198,6 +202,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ) = None
     seed: Annotated[int, _number("seed", "Repeats the same choice.")] | None = None
     stop: str | list[str] | None = None
+    include_stop_str_in_output: (
+        Annotated[bool, Meta(description="Leave the stop string, or the stop token's text, in the answer.")]
+        | None
+    ) = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     repetition_penalty: (
@@ -229,4 +237,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ) = None
     early_stopping: (
         Annotated[bool | str, Meta(description='Of a beam search: true, false or "never".')] | None
+    ) = None
+    detokenize: (
+        Annotated[bool, Meta(description="False: the answer is its token ids, without a text.")] | None
+    ) = None
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(description="Keep so many tokens of the prompt; -1: as many as the context has.")]
+        | None
+    ) = None
+    truncation_side: (
+        Annotated[str, Meta(description="The side that is cut off: left (default) or right.")] | None
     ) = None

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from baton import hub
 from baton.core.logprobs import Logprobs
+from baton.core.sampling_params import ResolvedSampling
 from baton.core.structured_output import StructuredOutput
 from baton.engine.config import EngineConfig, EngineSettings
 from baton.engine.device import choose_device, choose_dtype, device_memory, enter_device, exact_device
@@ -37,7 +38,9 @@ from baton.request.params import SamplingParams
 from baton.request.prompts import check_ids, check_length, check_text, render_chat
 from baton.request.sampling import for_choice, resolve
 from baton.request.structured import form_of
+from baton.request.truncation import Truncation, truncation_of
 from baton.text.choice import ChoiceText, Delta, FinishReason, TokenChunk
+from baton.text.detokenizer import Detokenizer, NoText
 from baton.text.errors import TextTooLongError
 from baton.text.stop import StopMatcher, StopStrings
 from baton.text.tokenizer import Tokenizer
@@ -146,12 +149,15 @@ class LLM:
         messages: ChatMessages | Sequence[ChatMessages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """The answers to one chat, or to several, through the model's chat template. ``tools`` go to the
-        template as they are; calls stay text. An answer may fill the context. Otherwise as `generate`.
+        """The answers to one chat, or to several, through the model's chat template, which begins an answer
+        unless ``add_generation_prompt`` is False or ``continue_final_message`` has the last message gone on
+        with. ``tools`` go to the template as they are; calls stay text. An answer may fill the context.
+        Otherwise as `generate`.
         """
         given = [messages] if messages and isinstance(messages[0], Mapping) else messages
         requests = []
@@ -162,6 +168,7 @@ class LLM:
                     self.tokenizer,
                     template_messages(told),
                     add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
                     tools=tools,  # type: ignore[arg-type]  # any JSON
                 )
             except RequestError as error:
@@ -182,7 +189,7 @@ class LLM:
         add_special_tokens: bool,
         default_max: int | None,
     ) -> _Request:
-        ids = self._prompt_ids(at.prompt, prompt, add_special_tokens)
+        ids = self._prompt_ids(at.prompt, prompt, add_special_tokens, self._truncation(at, params))
         try:
             fields, asked = _checked(params), params.structured_outputs
             form = None if asked is None else form_of(asked)
@@ -205,20 +212,31 @@ class LLM:
         except RequestError as error:
             if not at.params:
                 raise
-            raise invalid(f"{at.params}.{error.param}", f"{at.params}: {error}") from error
+            raise at.named(error) from error
         stops = StopStrings(resolved.stop) if resolved.stop else None
         first, *others = [
             Fork(f"offline-{next(self._numbers)}", for_choice(resolved, index)) for index in range(params.n)
         ]
         choices: list[_Choice] = []
         for index, answer in enumerate((first, *others)):
-            detokenizer = self.tokenizer.detokenizer(
-                skip_special_tokens=params.skip_special_tokens, after=ids
-            )
-            text = ChoiceText(answer.params, detokenizer, StopMatcher(stops) if stops else None)
+            text = self._text(answer.params, stops, ids, skip_special_tokens=params.skip_special_tokens)
             choices.append(_Choice(index, answer.request_id, text, choices))
         seq = EngineSequence(first.request_id, 0, ids, first.params, forks=tuple(others))
         return _Request(prompt if isinstance(prompt, str) else None, seq, choices, grammar)
+
+    def _text(
+        self,
+        params: ResolvedSampling,
+        stops: StopStrings | None,
+        ids: list[int],
+        *,
+        skip_special_tokens: bool,
+    ) -> ChoiceText:
+        detokenizer: Detokenizer | NoText = NoText()
+        if params.detokenize:
+            detokenizer = self.tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, after=ids)
+        matcher = StopMatcher(stops, included=params.include_stop_str_in_output) if stops else None
+        return ChoiceText(params, detokenizer, matcher)
 
     def _grammar(self, form: StructuredOutput) -> Future[Grammar]:
         """The compiled grammar of ``form``; waits for the engine's compiler. RequestError if it is
@@ -232,9 +250,20 @@ class LLM:
             raise invalid(param, f"{param} cannot be followed: {error}.") from error
         return grammar
 
-    def _prompt_ids(self, param: str, prompt: Prompt, add_special_tokens: bool) -> list[int]:
+    def _truncation(self, at: _Place, params: SamplingParams) -> Truncation | None:
+        try:
+            return truncation_of(_checked(params), self.model)
+        except RequestError as error:
+            if not at.params:
+                raise
+            raise at.named(error) from error
+
+    def _prompt_ids(
+        self, param: str, prompt: Prompt, add_special_tokens: bool, truncation: Truncation | None
+    ) -> list[int]:
         if isinstance(prompt, str):
-            check_text(prompt, self.tokenizer, self.model, param)
+            if truncation is None:
+                check_text(prompt, self.tokenizer, self.model, param)
             try:
                 ids = self.tokenizer.encode(prompt, add_special_tokens)
             except TextTooLongError as error:
@@ -244,7 +273,7 @@ class LLM:
             if not all(isinstance(id_, int) for id_ in ids):
                 raise invalid(param, f"{param} must be a text or token ids, not {shown(prompt)}.")
         check_ids(ids, self.model.vocab_size, param)
-        return check_length(ids, self.model, param)
+        return check_length(ids if truncation is None else truncation.cut(ids), self.model, param)
 
     def _run(self, requests: Sequence[_Request], progress: bool) -> list[RequestOutput]:
         choices = {choice.request_id: choice for request in requests for choice in request.choices}
@@ -288,6 +317,10 @@ class _Place:
 
     prompt: str
     params: str
+
+    def named(self, error: RequestError) -> RequestError:
+        """``error``, of a field of the parameters, with the place of the parameters."""
+        return invalid(f"{self.params}.{error.param}", f"{self.params}: {error}")
 
 
 @dataclass(slots=True)

@@ -44,12 +44,16 @@ def render_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Json]],
     *,
-    add_generation_prompt: bool = True,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Json]] | None = None,
     arguments: Mapping[str, Json] | None = None,
 ) -> str:
-    """Return the chat template's text for ``messages``. Raises RequestError without a template, or if the
-    template refuses."""
+    """Return the chat template's text for ``messages``, with the beginning of an answer unless
+    ``add_generation_prompt`` is False, or the last message is gone on with.
+
+    Raises RequestError without a template, if the template refuses, or if there is nothing to go on with.
+    """
     template = tokenizer.chat_template
     if template is None:
         raise invalid(
@@ -57,12 +61,32 @@ def render_chat(
             "This model has no chat template, so it cannot answer messages; use /v1/completions.",
             "no_chat_template",
         )
+    if continue_final_message:
+        _check_continued(messages, add_generation_prompt)
     try:
         return template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments
+            messages,
+            add_generation_prompt=add_generation_prompt is not False,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            arguments=arguments,
         )
     except (ChatTemplateError, TextTooLongError) as error:
         raise invalid("messages", f"{in_short(str(error))}.", "chat_template_error") from error
+
+
+def _check_continued(messages: Sequence[Mapping[str, Json]], add_generation_prompt: bool | None) -> None:
+    if add_generation_prompt:
+        raise invalid(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt are both true; an answer either goes on with "
+            "the last message or begins a new one.",
+        )
+    at, last = f"messages[{len(messages) - 1}]", messages[-1]
+    if last.get("tool_calls"):
+        raise invalid(f"{at}.tool_calls", f"{at} has tool_calls; only a text can be gone on with.")
+    if not last["content"]:
+        raise invalid(f"{at}.content", f"{at}.content is empty; there is nothing to go on with.")
 
 
 def too_long(tokens: str, model: ModelInfo, param: str) -> RequestError:

@@ -57,9 +57,11 @@ def resolve(
     """
     if fields.use_beam_search:
         defaults = OPENAI
-    max_tokens = _max_tokens(
-        fields.max_tokens, model.max_model_len, prompt_tokens, default_max_tokens, max_tokens_param
-    )
+    room = model.max_model_len - prompt_tokens
+    asked = fields.max_tokens
+    if fields.truncate_prompt_tokens is not None and asked is not None:
+        asked = min(asked, room)  # as in vLLM: a prompt that is cut may leave less room than is asked for
+    max_tokens = _max_tokens(asked, model.max_model_len, prompt_tokens, default_max_tokens, max_tokens_param)
     if word_runs is None:
         word_runs = runs_of(fields.bad_words or [], tokenizer, model.vocab_size, settings)
     runs = _bad_word_ids(
@@ -76,6 +78,8 @@ def resolve(
         **_numbers(fields, defaults),
         top_k=min(_top_k(fields.top_k, defaults.top_k), model.vocab_size),
         stop=_stop_strings(fields.stop, settings),
+        include_stop_str_in_output=bool(fields.include_stop_str_in_output),
+        detokenize=fields.detokenize is not False,
         stop_token_ids=_stop_token_ids(fields.stop_token_ids, model.vocab_size, settings),
         ignore_eos=bool(fields.ignore_eos),
         logit_bias=_logit_bias(fields.logit_bias or {}, model.vocab_size, settings),
@@ -89,6 +93,8 @@ def resolve(
     )
     if params.beam_search is not None:
         check_beams(params)
+    if params.stop and not params.detokenize:
+        raise invalid("stop", f"stop ({shown(params.stop)}) needs a text; detokenize is false.")
     _check_choice_left(params, model)
     return params
 

@@ -82,7 +82,7 @@ def tool_use(
 
     Raises RequestError that names the field, its value and what is allowed.
     """
-    definitions = _definitions(tools or [], limits, name_chars)
+    definitions = definitions_of(tools or [], limits, name_chars)
     names = frozenset(tool.function.name for tool in tools or [])
     mode, chosen = _choice(choice, names)
     if mode == "none" or (not names and mode == "auto"):
@@ -121,7 +121,11 @@ def _choice(
     )
 
 
-def _definitions(tools: Sequence[Tool], limits: ToolLimits, name_chars: int) -> list[dict[str, Json]]:
+def definitions_of(
+    tools: Sequence[Tool], limits: ToolLimits, name_chars: int = NAME_CHARS
+) -> list[dict[str, Json]]:
+    """Return the tools as chat templates take them: with what is given of each, and nothing else. Raises
+    RequestError for a tool that cannot be used."""
     if len(tools) > limits.max_tools:
         raise invalid("tools", f"tools has {len(tools)} entries; at most {limits.max_tools} are allowed.")
     seen: set[str] = set()
@@ -147,14 +151,17 @@ def _definitions(tools: Sequence[Tool], limits: ToolLimits, name_chars: int) -> 
 def _definition(function: Function, at: str) -> dict[str, Json]:
     where = f"{at}.function.parameters"
     # The parameters are decoded from JSON, which msgspec's types cannot say.
-    parameters: dict[str, Json] = function.parameters or {}  # type: ignore[assignment]
-    kind = parameters.get("type", "object")
+    parameters: dict[str, Json] | None = function.parameters  # type: ignore[assignment]
+    kind = "object" if parameters is None else parameters.get("type", "object")
     if kind != "object":
         raise invalid(where, f"{where} must be the schema of an object, not of type {shown(kind)}.")
-    told: dict[str, Json] = {"name": function.name}
-    if function.description is not None:
-        told["description"] = function.description
-    told["parameters"] = parameters or {"type": "object", "properties": {}, "additionalProperties": False}
-    if function.strict is not None:
-        told["strict"] = function.strict
-    return {"type": "function", "function": told}
+    given = {
+        "name": function.name,
+        "description": function.description,
+        "parameters": parameters,
+        "strict": function.strict,
+    }
+    return {
+        "type": "function",
+        "function": {name: value for name, value in given.items() if value is not None},
+    }

@@ -18,6 +18,9 @@ from baton.text.errors import ChatTemplateError, TextTooLongError
 
 DEFAULT_MAX_PROMPT_CHARS = 16 * 1024 * 1024
 
+_CONTINUED = "<baton-goes-on-here> "
+"""Marks the end of a message that is gone on with. The space tells whether the template trims contents."""
+
 
 class _GenerationTag(Extension):
     """The tag ``{% generation %}``, which marks the assistant's part for training. Serving renders only its
@@ -83,19 +86,32 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Json]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Json]] | None = None,
         arguments: Mapping[str, Json] | None = None,
     ) -> str:
         """Render the prompt for ``messages``; ``tools`` are functions that the answer may call, ``arguments``
         a request's own template variables. The role developer becomes system for a template that does not
-        know it.
+        know it. With ``continue_final_message`` the prompt ends where the last message's content does, as in
+        transformers' ``apply_chat_template``.
 
-        Raises ChatTemplateError when the template fails or refuses, TextTooLongError when it writes too much.
+        Raises ChatTemplateError when the template fails or refuses, or leaves out the content to go on with,
+        and TextTooLongError when it writes too much.
         """
         if tools and self._for_tools is not None:
             return self._for_tools.render(
-                messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                arguments=arguments,
             )
+        if continue_final_message:
+            marked = {**messages[-1], "content": f"{messages[-1]['content']}{_CONTINUED}"}
+            text = self.render(
+                [*messages[:-1], marked], add_generation_prompt=False, tools=tools, arguments=arguments
+            )
+            return _up_to_mark(text, str(messages[-1]["content"]))
         if self._template is None:
             raise ChatTemplateError(self._broken or "the model's chat template does not compile")
         variables: dict[str, object] = {
@@ -123,6 +139,17 @@ class ChatTemplate:
                 f"the model's chat template cannot render these messages: {error}"
             ) from error
         return "".join(pieces)
+
+
+def _up_to_mark(text: str, content: str) -> str:
+    """Return ``text`` up to the mark behind ``content``, which must be in it; without white space at its end
+    if the template has trimmed the content's."""
+    at = text.rfind(_CONTINUED.strip())
+    if at < 0 or content.strip() not in text[:at]:
+        raise ChatTemplateError(
+            "the model's chat template does not write the last message as it is, so it cannot be gone on with"
+        )
+    return text[:at] if text.startswith(_CONTINUED, at) else text[:at].rstrip()
 
 
 def _without_developer(messages: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:

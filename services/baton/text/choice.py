@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from baton.core.logprobs import Logprobs, TokenDetails
 from baton.core.sampling_params import ResolvedSampling
-from baton.text.detokenizer import REPLACEMENT, Detokenizer
+from baton.text.detokenizer import REPLACEMENT, Detokenizer, NoText
 from baton.text.stop import StopMatcher
 
 FinishReason = Literal["stop", "length"]
@@ -59,7 +59,7 @@ class ChoiceText:
     def __init__(
         self,
         params: ResolvedSampling,
-        detokenizer: Detokenizer,
+        detokenizer: Detokenizer | NoText,
         matcher: StopMatcher | None,
         *,
         echo: str = "",
@@ -97,8 +97,10 @@ class ChoiceText:
         """Take the tokens one by one, so that the choice ends with the token that completes a stop string,
         however many came at once, and each token's offset is known."""
         reason = chunk.finish_reason
-        # The token that stops a sequence is part of its output, but not of its text.
-        spoken = chunk.token_ids[:-1] if reason == "stop" else chunk.token_ids
+        stopped_by = chunk.token_ids[-1] if reason == "stop" and chunk.token_ids else None
+        # The token that stops a sequence is part of its output, but not of its text, unless it is asked for.
+        silent = stopped_by is not None and not self._params.include_stop_str_in_output
+        spoken = chunk.token_ids[:-1] if silent else chunk.token_ids
         text = ""
         offsets: list[int] = []
         for used, token_id in enumerate(spoken, start=1):
@@ -115,7 +117,6 @@ class ChoiceText:
         offsets.append(self._num_chars)
         if self._matched is not None:
             return self._delta(chunk, text, offsets, len(chunk.token_ids), "stop", self._matched)
-        stopped_by = chunk.token_ids[-1] if len(spoken) < len(chunk.token_ids) else None
         stop_reason = stopped_by if stopped_by in self._params.stop_token_ids else None
         return self._delta(chunk, text, offsets, len(chunk.token_ids), reason, stop_reason)
 

@@ -110,6 +110,18 @@ class Detokenizer:
         return self._stream.finish()
 
 
+class NoText:
+    """Takes the place of a `Detokenizer` where no text is wanted."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Return no text."""
+        return ""
+
+    def finish(self) -> str:
+        """Return no text."""
+        return ""
+
+
 class _ByteStream:
     """Text as the incremental decoding of the tokens' bytes."""
 

@@ -73,17 +73,20 @@ class StopMatcher:
     same character, the longest. The result does not depend on how the text is cut into pushes.
     """
 
-    __slots__ = ("_held", "_state", "_stops", "matched")
+    __slots__ = ("_held", "_included", "_state", "_stops", "matched")
 
-    def __init__(self, stops: StopStrings) -> None:
+    def __init__(self, stops: StopStrings, *, included: bool = False) -> None:
+        """``included``: the text ends behind the stop string, not before it, so that nothing is held back."""
         self._stops = stops
+        self._included = included
         self._state = 0
         self._held = ""
         self.matched: str | None = None
         """The stop string that was found; None before."""
 
     def push(self, text: str, *, may_match: bool = True) -> str:
-        """Take more text; return the text that is now safe to send: after a match, the text before it.
+        """Take more text; return the text that is now safe to send: after a match, the text before it, or up
+        to its end.
 
         With ``may_match`` False nothing matches at the characters of ``text``; but a stop string that begins
         there may match later.
@@ -98,10 +101,10 @@ class StopMatcher:
                 self.matched = found
                 seen = self._held + text[: position + 1]
                 self._held = ""
-                return seen[: len(seen) - len(found)]
+                return seen if self._included else seen[: len(seen) - len(found)]
         self._state = state
         seen = self._held + text
-        free = len(seen) - stops.depth[state]
+        free = len(seen) if self._included else len(seen) - stops.depth[state]
         self._held = seen[free:]
         return seen[:free]
 

@@ -20,6 +20,10 @@ _SPACING: dict[str, Json] = {
 }
 
 
+_NO_ARGUMENTS: dict[str, Json] = {"properties": {}, "additionalProperties": False}
+"""The schema of the arguments of a function that has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
     """The way a format writes calls."""
@@ -110,7 +114,7 @@ def functions_of(tools: Sequence[Mapping[str, Json]]) -> dict[str, Mapping[str, 
     for tool in tools:
         function = tool["function"]
         assert isinstance(function, dict)
-        parameters = function["parameters"]
-        assert isinstance(parameters, dict)
-        functions[str(function["name"])] = parameters
+        parameters = function.get("parameters")
+        assert parameters is None or isinstance(parameters, dict)
+        functions[str(function["name"])] = parameters or _NO_ARGUMENTS
     return functions

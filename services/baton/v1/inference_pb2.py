@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\"\xfe\x05\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x05\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12;\n\nlogit_bias\x18\r \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x11\n\tbad_words\x18\x0f \x03(\t\x12(\n\x0c\x62\x61\x64_word_ids\x18\x10 \x03(\x0b\x32\x12.baton.v1.TokenIds\x12\x19\n\x11\x61llowed_token_ids\x18\x11 \x03(\r\x12\x15\n\x08logprobs\x18\x12 \x01(\rH\x06\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\x07\x88\x01\x01\x12\x35\n\x11structured_output\x18\x18 \x01(\x0b\x32\x1a.baton.v1.StructuredOutput\x12)\n\x0b\x62\x65\x61m_search\x18\x1c \x01(\x0b\x32\x14.baton.v1.BeamSearch\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"|\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12/\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x17.baton.v1.EarlyStoppingB\x11\n\x0f_length_penalty\"\xa1\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12#\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x11.baton.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x0e\n\x06\x61round\x18\x06 \x01(\tB\x06\n\x04\x66orm\"\x1a\n\x07\x43hoices\x12\x0f\n\x07options\x18\x01 \x03(\t\"\xad\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12(\n\x06params\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0c\n\x04\x65\x63ho\x18\x05 \x01(\x08\x12\x10\n\x08priority\x18\x06 \x01(\x11\x42\x08\n\x06prompt\"X\n\x08Priority\x12\r\n\x05level\x18\x01 \x01(\x11\x12\x11\n\twaited_ms\x18\x02 \x01(\x04\x12\x19\n\x0cremaining_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_remaining_ms\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xe9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x05 \x01(\x0b\x32\x0f.baton.v1.Usage\x12$\n\x08logprobs\x18\x06 \x01(\x0b\x32\x12.baton.v1.Logprobs\x12+\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x12.baton.v1.Logprobs\"X\n\x08Logprobs\x12\x0f\n\x07num_top\x18\x01 \x01(\r\x12\x0e\n\x06\x63hosen\x18\x02 \x03(\x02\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x0b\n\x03top\x18\x05 \x03(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"$\n\x12ListModelsResponse\x12\x0e\n\x06models\x18\x01 \x03(\t*d\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45\x41RLY_STOPPING_ALWAYS\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\x99\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\"\xbc\x07\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x05\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12;\n\nlogit_bias\x18\r \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x11\n\tbad_words\x18\x0f \x03(\t\x12(\n\x0c\x62\x61\x64_word_ids\x18\x10 \x03(\x0b\x32\x12.baton.v1.TokenIds\x12\x19\n\x11\x61llowed_token_ids\x18\x11 \x03(\r\x12\x15\n\x08logprobs\x18\x12 \x01(\rH\x06\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\x07\x88\x01\x01\x12\"\n\x1ainclude_stop_str_in_output\x18\x1d \x01(\x08\x12\x17\n\ndetokenize\x18\x1e \x01(\x08H\x08\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x1f \x01(\x11H\t\x88\x01\x01\x12\x1c\n\x0ftruncation_side\x18  \x01(\tH\n\x88\x01\x01\x12\x35\n\x11structured_output\x18\x18 \x01(\x0b\x32\x1a.baton.v1.StructuredOutput\x12)\n\x0b\x62\x65\x61m_search\x18\x1c \x01(\x0b\x32\x14.baton.v1.BeamSearch\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_detokenizeB\x19\n\x17_truncate_prompt_tokensB\x12\n\x10_truncation_side\"|\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12/\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x17.baton.v1.EarlyStoppingB\x11\n\x0f_length_penalty\"\xa1\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12#\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x11.baton.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x0e\n\x06\x61round\x18\x06 \x01(\tB\x06\n\x04\x66orm\"\x1a\n\x07\x43hoices\x12\x0f\n\x07options\x18\x01 \x03(\t\"\xad\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12(\n\x06params\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0c\n\x04\x65\x63ho\x18\x05 \x01(\x08\x12\x10\n\x08priority\x18\x06 \x01(\x11\x42\x08\n\x06prompt\"X\n\x08Priority\x12\r\n\x05level\x18\x01 \x01(\x11\x12\x11\n\twaited_ms\x18\x02 \x01(\x04\x12\x19\n\x0cremaining_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_remaining_ms\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xe9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x05 \x01(\x0b\x32\x0f.baton.v1.Usage\x12$\n\x08logprobs\x18\x06 \x01(\x0b\x32\x12.baton.v1.Logprobs\x12+\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x12.baton.v1.Logprobs\"X\n\x08Logprobs\x12\x0f\n\x07num_top\x18\x01 \x01(\r\x12\x0e\n\x06\x63hosen\x18\x02 \x03(\x02\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x0b\n\x03top\x18\x05 \x03(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"$\n\x12ListModelsResponse\x12\x0e\n\x06models\x18\x01 \x03(\t*d\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45\x41RLY_STOPPING_ALWAYS\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\x99\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,36 +33,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_EARLYSTOPPING']._serialized_start=1883
-  _globals['_EARLYSTOPPING']._serialized_end=1983
-  _globals['_FINISHREASON']._serialized_start=1986
-  _globals['_FINISHREASON']._serialized_end=2135
+  _globals['_EARLYSTOPPING']._serialized_start=2073
+  _globals['_EARLYSTOPPING']._serialized_end=2173
+  _globals['_FINISHREASON']._serialized_start=2176
+  _globals['_FINISHREASON']._serialized_end=2325
   _globals['_SAMPLINGPARAMS']._serialized_start=39
-  _globals['_SAMPLINGPARAMS']._serialized_end=805
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=646
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=694
-  _globals['_BEAMSEARCH']._serialized_start=807
-  _globals['_BEAMSEARCH']._serialized_end=931
-  _globals['_STRUCTUREDOUTPUT']._serialized_start=934
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=1095
-  _globals['_CHOICES']._serialized_start=1097
-  _globals['_CHOICES']._serialized_end=1123
-  _globals['_GENERATEREQUEST']._serialized_start=1126
-  _globals['_GENERATEREQUEST']._serialized_end=1299
-  _globals['_PRIORITY']._serialized_start=1301
-  _globals['_PRIORITY']._serialized_end=1389
-  _globals['_TOKENIDS']._serialized_start=1391
-  _globals['_TOKENIDS']._serialized_end=1414
-  _globals['_GENERATERESPONSE']._serialized_start=1417
-  _globals['_GENERATERESPONSE']._serialized_end=1650
-  _globals['_LOGPROBS']._serialized_start=1652
-  _globals['_LOGPROBS']._serialized_end=1740
-  _globals['_USAGE']._serialized_start=1742
-  _globals['_USAGE']._serialized_end=1822
-  _globals['_LISTMODELSREQUEST']._serialized_start=1824
-  _globals['_LISTMODELSREQUEST']._serialized_end=1843
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1845
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1881
-  _globals['_INFERENCE']._serialized_start=2138
-  _globals['_INFERENCE']._serialized_end=2291
+  _globals['_SAMPLINGPARAMS']._serialized_end=995
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=774
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=822
+  _globals['_BEAMSEARCH']._serialized_start=997
+  _globals['_BEAMSEARCH']._serialized_end=1121
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1124
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1285
+  _globals['_CHOICES']._serialized_start=1287
+  _globals['_CHOICES']._serialized_end=1313
+  _globals['_GENERATEREQUEST']._serialized_start=1316
+  _globals['_GENERATEREQUEST']._serialized_end=1489
+  _globals['_PRIORITY']._serialized_start=1491
+  _globals['_PRIORITY']._serialized_end=1579
+  _globals['_TOKENIDS']._serialized_start=1581
+  _globals['_TOKENIDS']._serialized_end=1604
+  _globals['_GENERATERESPONSE']._serialized_start=1607
+  _globals['_GENERATERESPONSE']._serialized_end=1840
+  _globals['_LOGPROBS']._serialized_start=1842
+  _globals['_LOGPROBS']._serialized_end=1930
+  _globals['_USAGE']._serialized_start=1932
+  _globals['_USAGE']._serialized_end=2012
+  _globals['_LISTMODELSREQUEST']._serialized_start=2014
+  _globals['_LISTMODELSREQUEST']._serialized_end=2033
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2035
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2071
+  _globals['_INFERENCE']._serialized_start=2328
+  _globals['_INFERENCE']._serialized_end=2481
 # @@protoc_insertion_point(module_scope)

@@ -305,7 +305,6 @@ _FRONT = (
     *refused("Requests that bring a chat template are refused.", "--trust-request-chat-template"),
     *refused("Send `chat_template_kwargs` with each request.", "--default-chat-template-kwargs"),
     *refused("Send `return_tokens_as_token_ids` with each request.", "--return-tokens-as-token-ids"),
-    *refused("The model's template decides how tools are shown.", "--exclude-tools-when-tool-choice-none"),
     *refused(
         "Parsers are Baton's own: docs/tools.md has the formats.",
         "--tool-parser-plugin",

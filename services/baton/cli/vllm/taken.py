@@ -271,6 +271,12 @@ _FRONT = (
     ),
     fixed("--chat-template-content-format", ("auto",), "It is found in the model's template."),
     fixed("--response-role", ("assistant",), "Answers are the assistant's."),
+    switch(
+        "--exclude-tools-when-tool-choice-none",
+        [],
+        "They are always left out.",
+        'With `tool_choice: "none"` the tools are always left out of the prompt.',
+    ),
     switch("--enable-prompt-tokens-details", [], "They are always told.", "`usage` always has them."),
     switch(
         "--enable-request-id-headers",

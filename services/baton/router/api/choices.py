@@ -16,6 +16,7 @@ from baton.router.api.scope import RequestScope
 from baton.router.dispatch.types import Request, Ring, RingError, TokenChunk
 from baton.router.traces.record import RequestTrace
 from baton.text.choice import ChoiceText, Delta
+from baton.text.detokenizer import Detokenizer, NoText
 from baton.text.stop import StopMatcher, StopStrings
 from baton.text.tokenizer import Tokenizer
 
@@ -67,15 +68,17 @@ def _requests(job: Job, cache_salt: bytes, trace: RequestTrace) -> list[Request]
 def _text(
     job: Job, prompt: int, params: ResolvedSampling, stops: StopStrings | None, tokenizer: Tokenizer
 ) -> ChoiceText:
-    detokenizer = tokenizer.detokenizer(
-        skip_special_tokens=job.skip_special_tokens,
-        kept=job.format.marker_ids if job.format else frozenset(),
-        after=job.prompts[prompt],
-    )
+    detokenizer: Detokenizer | NoText = NoText()
+    if params.detokenize:
+        detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=job.skip_special_tokens,
+            kept=job.format.marker_ids if job.format else frozenset(),
+            after=job.prompts[prompt],
+        )
     return ChoiceText(
         params,
         detokenizer,
-        StopMatcher(stops) if stops else None,
+        StopMatcher(stops, included=params.include_stop_str_in_output) if stops else None,
         echo=job.echoes[prompt].text if job.echoes else "",
         only_echo=job.only_echo,
     )

@@ -54,12 +54,17 @@ class Job:
     room for."""
     format: AnswerFormat | None = None
     """How an answer's text is split into reasoning, content and tool calls; None: all of it is content."""
+    told_id: str = ""
+    """The id that the answer tells: with the client's own, if the request has one; else ``request_id``."""
+    ignored: Sequence[str] = ()
+    """The fields of the request that are not acted on."""
     prompt_tokens: int = field(init=False)
     """Tokens of all prompts together."""
     choices: int = field(init=False)
     """The number of answers that the client gets."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "told_id", self.told_id or self.request_id)
         object.__setattr__(self, "prompt_tokens", sum(map(len, self.prompts)))
         object.__setattr__(self, "choices", self.n * len(self.prompts))
 

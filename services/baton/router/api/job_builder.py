@@ -11,6 +11,7 @@ from baton.router.api.job import Job
 from baton.router.api.prepared import PreparedJob
 from baton.router.api.priority import resolve_priority
 from baton.router.api.service import CompletionService
+from baton.router.dispatch.types import ModelInfo
 from baton.router.security.client import Client
 from baton.router.traces.origin import Origin
 from baton.tools.answer import AnswerFormat
@@ -25,6 +26,8 @@ class Requester:
 
     request_id: str
     """The request's id, minted here, never a client's."""
+    told_id: str = ""
+    """The id that the answer tells, with the client's own; empty: the minted one."""
     endpoint: str
     started: float  # time.perf_counter() when the request arrived
     client: Client
@@ -83,6 +86,8 @@ async def build_job(
         tokens_as_ids=prepared.tokens_as_ids,
         open_ended=prepared.open_ended,
         format=format_,
+        told_id=requester.told_id,
+        ignored=_ignored(prepared, model),
     )
     return fitted(
         job,
@@ -90,6 +95,12 @@ async def build_job(
         prompt_param=prepared.prompt_param,
         max_tokens_param=prepared.max_tokens_param,
     )
+
+
+def _ignored(prepared: PreparedJob, model: ModelInfo) -> list[str]:
+    """Return the fields that are not acted on, which the model's workers decide too."""
+    without_effect = prepared.priority and not model.takes_priorities
+    return [*prepared.ignored, "priority"] if without_effect else prepared.ignored
 
 
 def _checked_salt(given: str | None) -> str | None:

@@ -5,6 +5,7 @@ The classes are structs of msgspec, since a body that is read in another process
 
 from __future__ import annotations
 
+import re
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -21,6 +22,9 @@ Endpoint: TypeAlias = Literal[
 
 ID_TYPE = "i"
 """The type code of arrays of token ids: 32 bits each."""
+
+CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+"""A client's own id of a request: what can be sent back in a header, and told, safely."""
 
 UsageMode: TypeAlias = Literal["none", "final", "continuous"]
 
@@ -70,6 +74,8 @@ class Repeated(msgspec.Struct, frozen=True, array_like=True):
     parallel_tool_calls: bool
     top_logprobs: int
     effort: str | None
+    input_messages: bytes | None = None
+    """The prompt as text and tokens; None: neither prompt nor answer is told so."""
 
 
 class PreparedJob(msgspec.Struct, kw_only=True, tag="job"):
@@ -100,9 +106,15 @@ class PreparedJob(msgspec.Struct, kw_only=True, tag="job"):
     telling: Telling
     repeated: Repeated | None = None
     """The fields that a response repeats; None for other endpoints."""
+    client_id: str | None = None
+    """The client's own id of the request, where the body has it."""
+    ignored: list[str] = msgspec.field(default_factory=list)
+    """The fields that are not acted on, and cannot change the answer."""
 
 
-class Document(msgspec.Struct, frozen=True, tag="document"):
+class Document(msgspec.Struct, tag="document"):
     """The whole answer to a request that nothing is generated for."""
 
     content: bytes
+    ignored: list[str] = msgspec.field(default_factory=list)
+    """The fields that were not acted on."""

@@ -35,8 +35,8 @@ def resolve_priority(
     """Check the priority and the timeout, and compute the deadline: ``started`` is when the request arrived,
     by ``time.perf_counter``.
 
-    Raises ApiError for values out of range, and, as vLLM does, for a priority where the workers do not
-    schedule by priority.
+    Raises RequestError for values out of range. Where the workers do not schedule by priority, there is none:
+    a priority cannot change an answer.
     """
     # Without scheduling by priority, a key's bound on priorities needs no check: no request goes first.
     least = client.most_urgent if client is not None and model.takes_priorities else -MAX_PRIORITY
@@ -47,12 +47,8 @@ def resolve_priority(
         raise invalid(
             "priority", f"priority is {priority}, but this key's requests may have {least} at least."
         )
-    if priority and not model.takes_priorities:
-        raise invalid(
-            "priority",
-            f"priority is {priority}, but only 0 is allowed: this server's workers run with "
-            "--scheduling-policy fcfs.",
-        )
+    if not model.takes_priorities:
+        priority = 0
     if timeout_s is not None and not (math.isfinite(timeout_s) and 0 < timeout_s <= MAX_TIMEOUT_S):
         raise invalid(
             timeout_param,

@@ -9,6 +9,7 @@ from itertools import accumulate
 from baton.request.errors import invalid
 from baton.request.limits import ModelInfo
 from baton.request.prompts import check_ids, check_length, check_text, render_chat, too_long
+from baton.request.truncation import Truncation
 from baton.text.config import Json
 from baton.text.errors import TextTooLongError, TooManyTokensError
 from baton.text.tokenizer import Tokenizer
@@ -37,9 +38,18 @@ class PromptReader:
         self._left = max_chars
 
     def from_text(
-        self, text: str, model: ModelInfo, param: str, *, add_special_tokens: bool = True
+        self,
+        text: str,
+        model: ModelInfo,
+        param: str,
+        *,
+        add_special_tokens: bool = True,
+        truncation: Truncation | None = None,
     ) -> list[int]:
-        """Return the ids of ``text``. Raises RequestError if it is empty or longer than the context."""
+        """Return the ids of ``text``, cut if ``truncation`` says so. Raises RequestError if the text is empty
+        or longer than the context, or too long to be cut."""
+        if truncation is not None:
+            return check_length(self._cut(text, param, truncation, add_special_tokens), model, param)
         check_text(text, self._tokenizer, model, param)
         try:
             ids = self.encode(
@@ -49,9 +59,26 @@ class PromptReader:
             raise too_long(error.told, model, param) from None
         return check_length(ids, model, param)
 
-    def from_ids(self, ids: list[int], model: ModelInfo, param: str) -> list[int]:
-        """Return ``ids`` as given. Raises RequestError for an id outside the vocabulary, no ids, or too
-        many."""
+    def _cut(self, text: str, param: str, truncation: Truncation, add_special_tokens: bool) -> list[int]:
+        try:
+            ids = self.encode(text, param, add_special_tokens=add_special_tokens, most=truncation.most)
+        except TooManyTokensError as error:
+            raise invalid(
+                param,
+                f"{param} has {error.told} tokens; a text of at most {truncation.most} is cut by "
+                "truncate_prompt_tokens.",
+                "string_above_max_length",
+            ) from None
+        return truncation.cut(ids)
+
+    def from_ids(
+        self, ids: list[int], model: ModelInfo, param: str, truncation: Truncation | None = None
+    ) -> list[int]:
+        """Return ``ids`` as given, or cut if ``truncation`` says so. Raises RequestError for an id outside
+        the vocabulary, no ids, or too many."""
+        if truncation is not None:
+            check_ids(ids, model.vocab_size, param)
+            return check_length(truncation.cut(ids), model, param)
         check_length(ids, model, param)
         check_ids(ids, model.vocab_size, param)
         return ids
@@ -89,15 +116,17 @@ class PromptReader:
         self,
         messages: Sequence[Mapping[str, Json]],
         *,
-        add_generation_prompt: bool,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Json]] | None = None,
-        arguments: Mapping[str, Json] | None,
+        arguments: Mapping[str, Json] | None = None,
     ) -> str:
         """Return the chat template's text for ``messages``; see `render_chat`."""
         return render_chat(
             self._tokenizer,
             messages,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             tools=tools,
             arguments=arguments,
         )

@@ -6,6 +6,7 @@ import array
 
 import msgspec
 
+from baton.request.truncation import Truncation
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.prepared import ID_TYPE, Assignment, Document, Endpoint, PreparedJob
 from baton.router.api.prompts import TooMuchHereError
@@ -32,22 +33,24 @@ class Reading:
         assert isinstance(found, PreparedJob)
         return found
 
-    async def document(self, endpoint: Endpoint, body: bytes, client: Client) -> bytes:
+    async def document(self, endpoint: Endpoint, body: bytes, client: Client) -> Document:
         """Return the answer to ``body``, for which nothing is generated. Raises RequestError and ApiError."""
         found = await self._prepare(endpoint, body, client)
         assert isinstance(found, Document)
-        return found.content
+        return found
 
     def format_of(self, prepared: PreparedJob) -> AnswerFormat | None:
         """Return how the answers to a chat are parsed; None: as content alone."""
         return self._here.format_of(prepared)
 
-    async def text(self, text: str, model: str | None, client: Client) -> list[int]:
-        """Return the ids of a prompt that came without a body. Raises RequestError, which names the field
-        ``text``, and ApiError."""
-        body = msgspec.json.encode({"model": model, "text": text})
+    async def text(
+        self, text: str, model: str | None, client: Client, truncation: Truncation | None = None
+    ) -> list[int]:
+        """Return the ids of a prompt that came without a body, cut if ``truncation`` says so. Raises
+        RequestError, which names the field ``text``, and ApiError."""
+        body = msgspec.json.encode({"model": model, "text": text, "truncation": truncation})
         ids = array.array(ID_TYPE)
-        ids.frombytes(await self.document("text", body, client))
+        ids.frombytes((await self.document("text", body, client)).content)
         return ids.tolist()
 
     async def _prepare(self, endpoint: Endpoint, body: bytes, client: Client) -> PreparedJob | Document:

@@ -12,6 +12,7 @@ from baton.router.admission.gate import Gate
 from baton.router.admission.queue import QueueEntry, RefusedError
 from baton.router.api.admission import asked_of, limit_headers, refusal, refused, reservation, used_tokens
 from baton.router.api.audit import outcome_of
+from baton.router.api.ignored import ignored_header
 from baton.router.api.job import Job
 from baton.router.api.meter import Arrival, ModelMeters
 from baton.router.dispatch.types import Request
@@ -113,7 +114,7 @@ class RequestScope:
     async def _pass_limits(self) -> None:
         tenant, tokens = self._tenant, reservation(self._job)
         decision, self._lease = await self._around.shared.admit(tenant, tokens)
-        self.headers = limit_headers(decision)
+        self.headers = {**limit_headers(decision), **ignored_header(self._job.ignored)}
         self.trace.admitted = time.perf_counter()
         if decision.refused_by is not None:
             raise refusal(tenant, decision, tokens)

@@ -41,9 +41,6 @@ class ApiSettings(SamplingLimits):
     off."""
     slow_client_seconds: float = 30.0
     """The time after which a stream is cut off if its client reads nothing, in seconds."""
-    ignore_unknown_fields: bool = False
-    """Whether to ignore request fields that no version of the API knows. By default they are refused, as
-    OpenAI does: a misspelled setting that is silently ignored gives a wrong answer."""
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     """The model's sampling defaults."""
     tools: ToolLimits = field(default_factory=ToolLimits)

@@ -64,7 +64,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (setup.address_bytes, setup.address_bytes))
     models = _Models(setup)
     models(0)  # before the first body; other models when they are asked for
-    reader = BodyReader(models, ignore_unknown=setup.models[0].settings.ignore_unknown_fields)
+    reader = BodyReader(models)
     assignments = msgspec.msgpack.Decoder(Assignment)
     while (content := _read_frame(source)) is not None and (body := _read_frame(source)) is not None:
         signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)  # ends this process

@@ -14,10 +14,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from baton.core.sampling_params import SamplingFields
 from baton.core.structured_output import StructuredOutput
 from baton.net.rpc_status import end_with
 from baton.request.prompts import check_count, check_ids
 from baton.request.sampling import Run, resolve, runs_of
+from baton.request.truncation import truncation_of
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError, as_api_error, invalid, shown
 from baton.router.api.grpc.errors import Ending
@@ -164,11 +166,12 @@ class _Call:
         structured = StructuredOutput.from_proto(request.params.structured_output)
         if structured is not None:
             await self._service.grammars.check("structured_output", structured, client.tenant)
-        prompt = await self._prompt(request, model, client)
         asked = request.params
+        fields = sampling_fields(asked)
+        prompt = await self._prompt(request, model, client, fields)
         self._check_lists(asked, model)
         params = resolve(
-            sampling_fields(asked),
+            fields,
             model,
             self._service.settings,
             self._service.tokenizer,
@@ -234,8 +237,8 @@ class _Call:
         return runs
 
     async def _echo(self, request: pb.GenerateRequest, prompt: list[int]) -> Echo:
-        """Return a text as it was given, and token ids by their text."""
-        if request.HasField("text"):
+        """Return a text as it was given; token ids, and a prompt that may have been cut, by their text."""
+        if request.HasField("text") and not request.params.HasField("truncate_prompt_tokens"):
             return Echo(request.text)
         stream = self._service.tokenizer.detokenizer(skip_special_tokens=True)
         pieces: list[str] = []
@@ -244,15 +247,18 @@ class _Call:
             await asyncio.sleep(0)
         return Echo("".join(pieces) + stream.finish())
 
-    async def _prompt(self, request: pb.GenerateRequest, model: ModelInfo, client: Client) -> list[int]:
+    async def _prompt(
+        self, request: pb.GenerateRequest, model: ModelInfo, client: Client, fields: SamplingFields
+    ) -> list[int]:
+        truncation = truncation_of(fields, model)
         kind = request.WhichOneof("prompt")
         if kind == "text":
-            return await self._reading.text(request.text, request.model or None, client)
+            return await self._reading.text(request.text, request.model or None, client, truncation)
         if kind == "token_ids":
-            check_count(len(request.token_ids.ids), model, "token_ids")  # before the ids are copied
-            return PromptReader(self._service.tokenizer).from_ids(
-                list(request.token_ids.ids), model, "token_ids"
-            )
+            ids = request.token_ids.ids
+            if truncation is None:
+                check_count(len(ids), model, "token_ids")  # before the ids are copied
+            return PromptReader(self._service.tokenizer).from_ids(list(ids), model, "token_ids", truncation)
         raise invalid("prompt", "Give either text or token_ids.", "missing_required_parameter")
 
     async def answer(self, job: Job, context: _Context) -> None:

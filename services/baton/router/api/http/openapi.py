@@ -11,20 +11,11 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton.router.api.http.anthropic.fields import CountRequest, MessageRequest
-from baton.router.api.http.openai import schemas
-from baton.router.api.http.responses.fields import ResponseRequest
-from baton.router.api.http.server.unsupported import HARMLESS
+from baton.router.api.http.preparing.kinds import KINDS
+from baton.router.api.http.server.field_rules import EVERYWHERE, BodyKind
 
-_BODIES = (
-    schemas.CompletionRequest,
-    schemas.ChatRequest,
-    schemas.TokenizeRequest,
-    schemas.DetokenizeRequest,
-    ResponseRequest,
-    MessageRequest,
-    CountRequest,
-)
+_KINDS = tuple(kind for kind in KINDS.values() if kind.path)
+_BODIES = tuple(kind.type for kind in _KINDS)
 
 
 def takes(body: type[msgspec.Struct]) -> dict[str, object]:
@@ -41,11 +32,12 @@ def _any_json(type_: type) -> dict[str, object]:
     return {"description": "Any JSON value."}
 
 
-def _close(schema: dict[str, Any]) -> None:
-    """State in a body's schema that other fields are refused, except for those that never matter."""
-    for name in sorted(HARMLESS):
-        schema["properties"].setdefault(name, {"description": "Taken, and not acted on."})
-    schema["additionalProperties"] = False
+def _describe_ignored(schema: dict[str, Any], kind: BodyKind) -> None:
+    """State in a body's schema which fields are ignored; those that nobody knows are too."""
+    for name in sorted(EVERYWHERE.keys() | kind.own.keys() if kind.generates else kind.own):
+        rule = kind.rule(name, frozenset())
+        if rule is not None and rule.verdict == "ignored":
+            schema["properties"].setdefault(name, {"description": f"Ignored: {rule.why}."})
 
 
 class PlainRoute(APIRoute):
@@ -72,7 +64,7 @@ class DescribedApi(FastAPI):
             _, components = msgspec.json.schema_components(
                 _BODIES, ref_template="#/components/schemas/{name}", schema_hook=_any_json
             )
-            for body in _BODIES:
-                _close(components[body.__name__])
+            for kind in _KINDS:
+                _describe_ignored(components[kind.type.__name__], kind)
             document.setdefault("components", {}).setdefault("schemas", {}).update(components)
         return self.openapi_schema or {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -100,6 +98,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     context_management: ContextManagement | None = None
     cache_control: Annotated[dict[str, object], Meta(description="All prompts are cached.")] | None = None
     mcp_servers: list[dict[str, object]] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
 
 class MessageRequest(CountRequest, kw_only=True):
@@ -111,26 +110,17 @@ class MessageRequest(CountRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stream: bool | None = None
+    cache_salt: (
+        Annotated[str, Meta(description="Share cached prompts only with requests of the same salt.")] | None
+    ) = None
     inference_geo: str | None = None
 
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
-_REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "container": "this server runs nothing for a model",
-        "mcp_servers": "this server calls no tools itself",
-        "inference_geo": "this server is where it is",
-    }
-)
-
 
 def check_refused(body: CountRequest) -> None:
-    """Raise RequestError for a field that would have to be ignored to answer."""
-    for name, why in _REFUSED.items():
-        value = getattr(body, name, None)
-        if value:
-            raise invalid(name, f"{name} is not supported (got {shown(value)}): {why}.", "unsupported")
+    """Raise RequestError for a part of a field that would have to be ignored to answer."""
     for index, edit in enumerate((body.context_management or ContextManagement()).edits or ()):
         if edit.keep != "all":
             param = f"context_management.edits[{index}].keep"

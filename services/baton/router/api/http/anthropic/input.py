@@ -57,31 +57,65 @@ def chat_of(body: CountRequest, template: dict[str, Json], limits: ConversationL
     messages = _Messages()
     if body.system:
         messages.add(ChatMessage(role="system", content=_texts(body.system, "system")), "system")
-    for index, turn in enumerate(body.messages):
+    turns = _turns(body)
+    for index, turn in enumerate(turns):
         messages.add_turn(turn, f"messages[{index}]")
-    if isinstance(body, MessageRequest) and body.messages and body.messages[-1].role == "assistant":
-        at = f"messages[{len(body.messages) - 1}].role"
-        raise invalid(
-            at,
-            f"{at} is assistant, but the last message must be the user's: this server does not go on with a "
-            "begun answer.",
-            "unsupported",
-        )
     choice = body.tool_choice
     chat = ChatRequest(
         model=body.model,
-        messages=messages.all if body.messages else [],
+        messages=messages.all if turns else [],
         tools=None if body.tools is None else [_tool(t, f"tools[{i}]") for i, t in enumerate(body.tools)],
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         response_format=_format(body),
-        chat_template_kwargs=dict(template) or None,
+        continue_final_message=len(turns) == len(body.messages) and _continues(body),
+        chat_template_kwargs={**template, **(body.chat_template_kwargs or {})} or None,
     )
     if isinstance(body, MessageRequest):
+        chat.cache_salt = body.cache_salt
         chat.max_tokens = body.max_tokens
         chat.stop = body.stop_sequences
         chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
     return MessagesChat(chat, Names(_FIELDS, messages.places))
+
+
+def _continues(body: CountRequest) -> bool:
+    """Whether the answer goes on with the last message, which is then the assistant's.
+
+    Raises RequestError for a message that cannot be gone on with, as Anthropic's API does; where tokens are
+    only counted, none is raised.
+    """
+    if not body.messages or body.messages[-1].role != "assistant":
+        return False
+    at, content = f"messages[{len(body.messages) - 1}]", body.messages[-1].content
+    blocks = [ContentBlock(type="text", text=content)] if isinstance(content, str) else content
+    if not isinstance(body, MessageRequest):
+        return all(block.type != "tool_use" for block in blocks) and any(block.text for block in blocks)
+    if body.thinking is not None and body.thinking.type == "enabled":
+        raise invalid(
+            f"{at}.role",
+            f"{at}.role is assistant, but an answer that begins with reasoning cannot go on with a message.",
+        )
+    if any(block.type == "tool_use" for block in blocks):
+        raise invalid(f"{at}.content", f"{at}.content has a tool_use; only a text can be gone on with.")
+    last = blocks[-1].text or ""
+    if not last:
+        raise invalid(
+            f"{at}.content", f"{at}.content does not end with a text, so it cannot be gone on with."
+        )
+    if last != last.rstrip():
+        raise invalid(
+            f"{at}.content",
+            f"{at}.content ends with white space; a message that is gone on with must not.",
+        )
+    return True
+
+
+def _turns(body: CountRequest) -> Sequence[InputMessage]:
+    """Return the messages, without a last one of the assistant's that is empty: it says nothing."""
+    if body.messages and body.messages[-1].role == "assistant" and not body.messages[-1].content:
+        return body.messages[:-1]
+    return body.messages
 
 
 def _check_at_mosts(body: CountRequest, limits: ConversationLimits) -> None:

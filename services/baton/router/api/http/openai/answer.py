@@ -81,7 +81,7 @@ async def answer_choices(request: Request, asked: ReadJob, *, chat: bool) -> Res
 def _envelope(job: Job, *, chat: bool, streamed: bool) -> Envelope:
     kind = "chat.completion" if chat else "text_completion"
     return Envelope(
-        id=job.request_id,
+        id=job.told_id,
         object=f"{kind}.chunk" if chat and streamed else kind,
         created=int(time.time()),
         model=job.model.name,

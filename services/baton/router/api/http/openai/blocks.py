@@ -55,11 +55,15 @@ Step: TypeAlias = Opened | Grown | Closed
 class GrowingAnswer:
     """The one answer to a job, as its deltas come. At most one block is open at a time."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, keeps_raw: bool = False) -> None:
+        """``keeps_raw``: whether to keep the text and the tokens as they come, too."""
         self.job = job
         self.usage = Usage.of(job)
         self.last: Delta | None = None
         """The delta that ended the answer; None while it grows."""
+        self.raw_text: list[str] = []
+        self.raw_ids: list[int] = []
+        self._keeps_raw = keeps_raw
         self.blocks: list[OutputBlock] = []
         self._choice = None if job.format is None else ChoiceEvents(job.format)
         self._open: OutputBlock | None = None
@@ -84,6 +88,9 @@ class GrowingAnswer:
     def add(self, delta: Delta, logprobs: Sequence[object] = ()) -> list[Step]:
         """Take the next delta and the log-probabilities of its tokens; return the steps that result."""
         self.usage.add(self.job, 0, delta)
+        if self._keeps_raw:
+            self.raw_text.append(delta.text)
+            self.raw_ids += delta.token_ids
         self._untold += logprobs
         if self._choice is None:
             events: Iterable[Event] = (Content(delta.text),) if delta.text else ()

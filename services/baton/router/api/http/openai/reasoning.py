@@ -12,7 +12,7 @@ SWITCH, EFFORT = "enable_thinking", "reasoning_effort"
 effort."""
 
 USUAL_EFFORT = "medium"
-EFFORTS = ("none", "minimal", "low", USUAL_EFFORT, "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", USUAL_EFFORT, "high", "xhigh", "max")
 
 
 class Thinking:
@@ -59,20 +59,17 @@ class Thinking:
         return {EFFORT: effort} if self._has_grades else {}
 
     def graded(self, effort: str, param: str) -> dict[str, Json]:
-        """Return the variables for one of ``EFFORTS``. Raises RequestError if the model knows no such
-        grade."""
+        """Return the variables for one of ``EFFORTS``. A grade is a wish; see `heeds`. Raises RequestError
+        for another, and for none if the model cannot do without reasoning."""
         if effort not in EFFORTS:
             raise invalid(param, f"{param} must be one of {', '.join(EFFORTS)}, not {shown(effort)}.")
         if effort == "none":
             return self.switched(False, param)
-        variables = self.switched(True, param)
-        if self._has_grades:
-            return {**variables, EFFORT: effort}
-        if effort != USUAL_EFFORT:
-            raise invalid(
-                param,
-                f"{param} is {shown(effort)}, but this model's chat template knows no grades: only none and "
-                f"{USUAL_EFFORT} are allowed.",
-                "unsupported",
-            )
-        return variables
+        return {**self.if_able(), **self.wished(effort)}
+
+    def heeds(self, effort: str | None) -> bool:
+        """Whether the model reasons as an effort says: it knows grades, or the effort is no grade of how
+        much."""
+        if effort in (None, "none"):
+            return True
+        return self._has_grades or (self._reasons and effort == USUAL_EFFORT)

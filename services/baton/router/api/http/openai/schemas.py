@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from baton.request.messages import ChatMessage
 from baton.request.tools import NamedTool, Tool
+from baton.request.truncation import Truncation
 from baton.router.api.http.openai.structured import StructuredFields
 
 
@@ -37,6 +38,7 @@ class GenerationFields(StructuredFields, kw_only=True):
         Annotated[str, Meta(description="Share cached prompts only with requests of the same salt.")] | None
     ) = None
     priority: Annotated[int, Meta(description="Lower goes first, where workers heed it.")] | None = None
+    request_id: Annotated[str, Meta(description="The client's own name of the request.")] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
 
@@ -57,6 +59,10 @@ class ChatRequest(GenerationFields, kw_only=True):
     logprobs: Annotated[bool, Meta(description="Tell log-probabilities.")] | None = None
     top_logprobs: Annotated[int, Meta(description="With logprobs: how many likeliest tokens.")] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: (
+        Annotated[bool, Meta(description="Go on with the last message, instead of beginning one.")] | None
+    ) = None
+    documents: Annotated[list[dict[str, str]], Meta(description="For the chat template.")] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     reasoning_effort: (
         Annotated[str, Meta(description="none, or as much as the model's chat template knows grades.")] | None
@@ -82,6 +88,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     return_token_strs: bool | None = None
 
@@ -98,3 +106,4 @@ class TextRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     text: str
+    truncation: Truncation | None = None

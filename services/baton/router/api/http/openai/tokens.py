@@ -10,6 +10,7 @@ from baton.router.api.admission import counted
 from baton.router.api.http.server.authentication import client_of
 from baton.router.api.http.server.body import read_document
 from baton.router.api.http.server.served import api_of
+from baton.router.api.ignored import ignored_header
 from baton.router.api.prepared import Endpoint
 
 
@@ -28,5 +29,6 @@ async def answer_document(request: Request, body: Endpoint) -> Response:
     except for those of tokens."""
     api, client = api_of(request), client_of(request)
     async with counted(api.catalogue.shared, client.tenant) as headers:
-        content = await read_document(request, body, client, api)
-    return Response(content, media_type="application/json", headers=dict(headers))
+        document = await read_document(request, body, client, api)
+    told = {**headers, **ignored_header(document.ignored)}
+    return Response(document.content, media_type="application/json", headers=told)

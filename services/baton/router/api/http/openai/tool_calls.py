@@ -50,13 +50,15 @@ class CallPolicy:
             return None
         if body.echo:
             raise invalid("echo", "echo is not allowed together with tools.")
+        if body.detokenize is False:
+            raise invalid("tools", "tools are called in a text, and detokenize is false.")
         self._format_for(use)
         return use
 
     def asked(self, body: ChatRequest, use: ToolUse | None, prompt: str, *, form: bool) -> FormatAsked | None:
         """Return how the answers to ``prompt`` are to be parsed; None: not at all. ``form``: whether they
         must have a form."""
-        reasoning = None if body.echo else self._reasoning
+        reasoning = None if body.echo or body.detokenize is False else self._reasoning
         if reasoning is None and use is None:
             return None
         return FormatAsked(

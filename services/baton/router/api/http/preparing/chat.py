@@ -6,15 +6,24 @@ from __future__ import annotations
 from baton.core.structured_output import StructuredOutput
 from baton.request.messages import check_messages, template_messages
 from baton.request.sampling import resolve
+from baton.request.sizes import check_json_bytes
+from baton.request.template_arguments import MAX_BYTES as TEMPLATE_BYTES
 from baton.request.template_arguments import template_arguments
 from baton.request.tools import NAME_CHARS as TOOL_NAME_CHARS
 from baton.request.tools import ToolUse
+from baton.request.truncation import truncation_of
 from baton.router.api.errors import invalid
 from baton.router.api.http.openai.reasoning import Thinking
 from baton.router.api.http.openai.schemas import ChatRequest
 from baton.router.api.http.openai.structured import form_asked
 from baton.router.api.http.openai.tool_calls import CallPolicy
-from baton.router.api.http.preparing.common import Chosen, check_choices, check_told, telling_of
+from baton.router.api.http.preparing.common import (
+    Chosen,
+    check_choices,
+    check_told,
+    client_id_of,
+    telling_of,
+)
 from baton.router.api.prepared import PreparedJob
 from baton.router.api.priority import check_priority
 from baton.router.api.prompts import Echo
@@ -45,7 +54,11 @@ class ChatPreparer:
         text = self._text(body, use, chosen)
         # The template writes the special tokens itself.
         prompt = chosen.prompts.from_text(
-            text, chosen.model, "messages", add_special_tokens=bool(body.add_special_tokens)
+            text,
+            chosen.model,
+            "messages",
+            add_special_tokens=bool(body.add_special_tokens),
+            truncation=truncation_of(body, chosen.model),
         )
         form = form_asked(body)
         asked = self.calls.asked(body, use, text, form=form is not None)
@@ -91,6 +104,8 @@ class ChatPreparer:
             prompt_param="messages",
             max_tokens_param=max_tokens_param,
             telling=telling_of(body),
+            client_id=client_id_of(body),
+            ignored=[] if self.thinking.heeds(body.reasoning_effort) else ["reasoning_effort"],
         )
 
     def count(self, body: ChatRequest, chosen: Chosen) -> int:
@@ -111,13 +126,17 @@ class ChatPreparer:
         check_messages(body.messages, self._settings.conversation)
         return chosen.prompts.render(
             template_messages(body.messages),
-            add_generation_prompt=body.add_generation_prompt is not False,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
             tools=None if use is None else use.definitions,
             arguments=self._arguments(body),
         )
 
     def _arguments(self, body: ChatRequest) -> dict[str, Json] | None:
         given = template_arguments(body.chat_template_kwargs)
+        if body.documents is not None:
+            check_json_bytes("documents", body.documents, TEMPLATE_BYTES)
+            given = {**(given or {}), "documents": body.documents}  # type: ignore[dict-item]
         if body.reasoning_effort is None:
             return given
         return {**self.thinking.graded(body.reasoning_effort, "reasoning_effort"), **(given or {})}

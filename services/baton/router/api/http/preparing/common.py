@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from baton.request.limits import ModelInfo
 from baton.router.api.errors import invalid, shown
 from baton.router.api.http.openai.schemas import GenerationFields
-from baton.router.api.prepared import Telling, UsageMode
+from baton.router.api.prepared import CLIENT_ID, Telling, UsageMode
 from baton.router.api.prompts import Echo, PromptReader
 from baton.router.api.settings import ApiSettings
 
@@ -59,10 +59,24 @@ def check_told(
 
 
 def telling_of(fields: GenerationFields) -> Telling:
-    """Return how the answer is presented. Raises RequestError."""
+    """Return how the answer is presented. An answer without a text tells its tokens. Raises RequestError."""
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true.")
-    return Telling(bool(fields.stream), _usage_mode(fields), bool(fields.return_token_ids))
+    silent = fields.detokenize is False
+    if silent and fields.echo:
+        raise invalid("echo", "echo is a text, and detokenize is false.")
+    return Telling(bool(fields.stream), _usage_mode(fields), silent or bool(fields.return_token_ids))
+
+
+def client_id_of(fields: GenerationFields) -> str | None:
+    """Return the client's own id of a request. Raises RequestError for one that cannot be told."""
+    given = fields.request_id
+    if given is not None and not CLIENT_ID.fullmatch(given):
+        raise invalid(
+            "request_id",
+            f"request_id must be 1 to 128 of A-Z a-z 0-9 . _ : / + = -, not {shown(given)}.",
+        )
+    return given
 
 
 def _usage_mode(fields: GenerationFields) -> UsageMode:

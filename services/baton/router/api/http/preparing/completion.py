@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from baton.request.limits import check_at_most
 from baton.request.sampling import resolve
+from baton.request.truncation import Truncation, truncation_of
 from baton.router.api.errors import invalid, shown
 from baton.router.api.http.openai.schemas import CompletionRequest
 from baton.router.api.http.openai.structured import form_asked
-from baton.router.api.http.preparing.common import Chosen, check_choices, check_told, telling_of
+from baton.router.api.http.preparing.common import (
+    Chosen,
+    check_choices,
+    check_told,
+    client_id_of,
+    telling_of,
+)
 from baton.router.api.prepared import PreparedJob
 from baton.router.api.priority import check_priority
 from baton.router.api.prompts import Echo
@@ -30,10 +37,13 @@ class CompletionPreparer:
         check_choices(n, len(given), settings)
         form = form_asked(body)
         several = not isinstance(body.prompt, str) and len(given) > 1
+        truncation = truncation_of(body, chosen.model)
         prompts = [
-            _read(prompt, chosen, f"prompt[{index}]" if several else "prompt", body)
+            _read(prompt, chosen, f"prompt[{index}]" if several else "prompt", body, truncation)
             for index, prompt in enumerate(given)
         ]
+        if truncation is not None:
+            given = [*prompts]  # what is cut off is not echoed either
         if several:
             check_at_most("prompt", "tokens in all", sum(map(len, prompts)), settings.max_prompt_tokens)
         only_echo = bool(body.echo) and body.max_tokens == 0
@@ -72,14 +82,23 @@ class CompletionPreparer:
             grammars=[] if form is None else [(form.param, form.output)],
             prompt_param="prompt",
             telling=telling_of(body),
+            client_id=client_id_of(body),
         )
 
 
-def _read(prompt: str | list[int], chosen: Chosen, param: str, body: CompletionRequest) -> list[int]:
+def _read(
+    prompt: str | list[int],
+    chosen: Chosen,
+    param: str,
+    body: CompletionRequest,
+    truncation: Truncation | None,
+) -> list[int]:
     if isinstance(prompt, str):
         special = body.add_special_tokens is not False
-        return chosen.prompts.from_text(prompt, chosen.model, param, add_special_tokens=special)
-    return chosen.prompts.from_ids(prompt, chosen.model, param)
+        return chosen.prompts.from_text(
+            prompt, chosen.model, param, add_special_tokens=special, truncation=truncation
+        )
+    return chosen.prompts.from_ids(prompt, chosen.model, param, truncation)
 
 
 def _echo(prompt: str | list[int], chosen: Chosen, body: CompletionRequest) -> Echo:

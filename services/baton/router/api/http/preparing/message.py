@@ -35,6 +35,9 @@ class MessagePreparer:
             job = self._chats.prepare(chat.body, chosen)
         rename(job, chat.names)
         job.telling = Telling(stream=bool(body.stream))
+        effort = None if body.output_config is None else body.output_config.effort
+        if not self._chats.thinking.heeds(effort):
+            job.ignored.append("output_config.effort")
         return job
 
     def count(self, body: CountRequest, chosen: Chosen) -> Document:

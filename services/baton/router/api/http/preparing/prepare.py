@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +21,7 @@ from baton.router.api.http.openai.schemas import (
 from baton.router.api.http.preparing.chat import ChatPreparer
 from baton.router.api.http.preparing.common import Chosen
 from baton.router.api.http.preparing.completion import CompletionPreparer
+from baton.router.api.http.preparing.kinds import GENERATING, KINDS
 from baton.router.api.http.preparing.message import MessagePreparer
 from baton.router.api.http.preparing.response import ResponsePreparer
 from baton.router.api.http.preparing.tokens import TokensPreparer
@@ -34,8 +34,6 @@ from baton.router.api.reading import INLINE_BYTES, Reading
 from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
 from baton.tools.answer import AnswerFormat
-
-Body = TypeVar("Body", bound=msgspec.Struct)
 
 MAX_MESSAGE = 2000
 """The most characters of an error's message."""
@@ -71,13 +69,11 @@ class BodyReader:
         self,
         models: Callable[[int], ModelPreparers],
         *,
-        ignore_unknown: bool,
         max_chars: int | None = None,
     ) -> None:
-        """``models`` returns a model's preparers, by its place in the menu. ``ignore_unknown``: whether to
-        accept fields that no version of the API knows. ``max_chars``: see `PromptReader`."""
+        """``models`` returns a model's preparers, by its place in the menu. ``max_chars``: see
+        `PromptReader`."""
         self._models = models
-        self._ignore_unknown = ignore_unknown
         self._max_chars = max_chars
 
     def prepare(self, assignment: Assignment, body: bytes) -> PreparedJob | Document:
@@ -95,45 +91,41 @@ class BodyReader:
         return self._models(prepared.model).chats.calls.format_of(prepared.format)
 
     def _read(self, assignment: Assignment, body: bytes) -> PreparedJob | Document:
-        match assignment.endpoint:
-            case "completion":
-                completion = self._decode(body, CompletionRequest)
-                own, chosen = self._choose(assignment, completion.model)
-                return own.completions.prepare(completion, chosen)
-            case "chat":
-                chat = self._decode(body, ChatRequest)
-                own, chosen = self._choose(assignment, chat.model)
-                return own.chats.prepare(chat, chosen)
-            case "response":
-                response = self._decode(body, ResponseRequest)
-                check_response(response)
-                own, chosen = self._choose(assignment, response.model)
-                return own.responses.prepare(response, chosen)
-            case "message":
-                message = self._decode(body, MessageRequest)
-                check_message(message)
-                own, chosen = self._choose(assignment, message.model)
-                return own.messages.prepare(message, chosen)
-            case "count":
-                counted = self._decode(body, CountRequest)
-                check_message(counted)
-                own, chosen = self._choose(assignment, counted.model)
-                return own.messages.count(counted, chosen)
-            case "tokenize":
-                tokenize = self._decode(body, TokenizeRequest)
-                own, chosen = self._choose(assignment, tokenize.model)
-                return own.tokens.tokenize(tokenize, chosen)
-            case "detokenize":
-                detokenize = self._decode(body, DetokenizeRequest)
-                own, chosen = self._choose(assignment, detokenize.model)
-                return own.tokens.detokenize(detokenize, chosen)
-            case "text":
-                text = self._decode(body, TextRequest)
-                own, chosen = self._choose(assignment, text.model)
-                return own.tokens.text(text, chosen)
+        decoded = decode(body, KINDS[assignment.endpoint], GENERATING)
+        prepared = self._prepared(assignment, decoded.fields)
+        prepared.ignored = [*decoded.ignored, *prepared.ignored]
+        return prepared
 
-    def _decode(self, body: bytes, type_: type[Body]) -> Body:
-        return decode(body, type_, ignore_unknown=self._ignore_unknown)
+    def _prepared(self, assignment: Assignment, fields: msgspec.Struct) -> PreparedJob | Document:
+        match fields:
+            case CompletionRequest():
+                own, chosen = self._choose(assignment, fields.model)
+                return own.completions.prepare(fields, chosen)
+            case ChatRequest():
+                own, chosen = self._choose(assignment, fields.model)
+                return own.chats.prepare(fields, chosen)
+            case ResponseRequest():
+                check_response(fields)
+                own, chosen = self._choose(assignment, fields.model)
+                return own.responses.prepare(fields, chosen)
+            case MessageRequest():
+                check_message(fields)
+                own, chosen = self._choose(assignment, fields.model)
+                return own.messages.prepare(fields, chosen)
+            case CountRequest():
+                check_message(fields)
+                own, chosen = self._choose(assignment, fields.model)
+                return own.messages.count(fields, chosen)
+            case TokenizeRequest():
+                own, chosen = self._choose(assignment, fields.model)
+                return own.tokens.tokenize(fields, chosen)
+            case DetokenizeRequest():
+                own, chosen = self._choose(assignment, fields.model)
+                return own.tokens.detokenize(fields, chosen)
+            case TextRequest():
+                own, chosen = self._choose(assignment, fields.model)
+                return own.tokens.text(fields, chosen)
+        raise TypeError(f"no endpoint has bodies of {type(fields).__name__}")
 
     def _choose(self, assignment: Assignment, name: str | None) -> tuple[ModelPreparers, Chosen]:
         place, model = assignment.menu.choose(name)
@@ -146,7 +138,6 @@ def reading_of(catalogue: Catalogue) -> Reading:
     models = [ModelPreparers.of(each.tokenizer, each.settings) for each in catalogue.services]
     here = BodyReader(
         models.__getitem__,
-        ignore_unknown=catalogue.settings.ignore_unknown_fields,
         max_chars=None if catalogue.elsewhere is None else INLINE_BYTES,
     )
     return Reading(catalogue, here)

@@ -9,7 +9,7 @@ from baton.router.api.errors import invalid
 from baton.router.api.http.openai.renaming import rename, renaming
 from baton.router.api.http.preparing.chat import ChatPreparer
 from baton.router.api.http.preparing.common import Chosen
-from baton.router.api.http.responses.fields import ResponseRequest
+from baton.router.api.http.responses.fields import ResponseRequest, raw_message
 from baton.router.api.http.responses.input import chat_of
 from baton.router.api.prepared import PreparedJob, Repeated, Telling
 from baton.router.api.settings import ApiSettings
@@ -25,6 +25,7 @@ class ResponsePreparer:
     def __init__(self, tokenizer: Tokenizer, settings: ApiSettings) -> None:
         self._chats = ChatPreparer(tokenizer, settings)
         self._limits = settings.conversation
+        self._tokenizer = tokenizer
 
     def prepare(self, body: ResponseRequest, chosen: Chosen) -> PreparedJob:
         """Return the request in ``body``. Raises RequestError, by the names of the body's fields."""
@@ -36,8 +37,16 @@ class ResponsePreparer:
             job = self._chats.prepare(chat.body, chosen)
         rename(job, chat.names)
         job.telling = Telling(stream=bool(body.stream))
-        job.repeated = _repeated(body)
+        if not self._chats.thinking.heeds(effort):
+            job.ignored.append("reasoning.effort")
+        job.repeated = _repeated(body, self._input_messages(body, job))
         return job
+
+    def _input_messages(self, body: ResponseRequest, job: PreparedJob) -> bytes | None:
+        if not body.enable_response_messages:
+            return None
+        prompt = job.prompts[0]
+        return msgspec.json.encode([raw_message(self._tokenizer.decode(prompt, False), prompt)])
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
@@ -51,7 +60,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
                 )
 
 
-def _repeated(body: ResponseRequest) -> Repeated:
+def _repeated(body: ResponseRequest, input_messages: bytes | None) -> Repeated:
     text = body.text
     plain = {"type": "text"}
     encode = msgspec.json.encode
@@ -65,4 +74,5 @@ def _repeated(body: ResponseRequest) -> Repeated:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         top_logprobs=body.top_logprobs or 0,
         effort=None if body.reasoning is None else body.reasoning.effort,
+        input_messages=input_messages,
     )

@@ -10,6 +10,7 @@ from baton.request.limits import check_at_most
 from baton.request.messages import check_messages, template_messages
 from baton.request.prompts import check_ids
 from baton.request.template_arguments import template_arguments
+from baton.request.tools import definitions_of
 from baton.router.api.errors import invalid
 from baton.router.api.http.openai.schemas import DetokenizeRequest, TextRequest, TokenizeRequest
 from baton.router.api.http.preparing.common import Chosen
@@ -65,7 +66,7 @@ class TokensPreparer:
 
     def text(self, body: TextRequest, chosen: Chosen) -> Document:
         """Return the ids of a prompt, as an array of ``ID_TYPE``. Raises RequestError."""
-        ids = chosen.prompts.from_text(body.text, chosen.model, "text")
+        ids = chosen.prompts.from_text(body.text, chosen.model, "text", truncation=body.truncation)
         return Document(array.array(ID_TYPE, ids).tobytes())
 
     def _text(self, body: TokenizeRequest, chosen: Chosen) -> tuple[str, str, bool]:
@@ -78,7 +79,9 @@ class TokensPreparer:
         check_messages(messages, self._settings.conversation)
         text = chosen.prompts.render(
             template_messages(messages),
-            add_generation_prompt=body.add_generation_prompt is not False,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            tools=definitions_of(body.tools or [], self._settings.tools) or None,
             arguments=template_arguments(body.chat_template_kwargs),
         )
         return text, "messages", False

@@ -14,6 +14,6 @@ ENDPOINT = "/v1/responses"
 
 async def create(request: Request) -> Response:
     """Answer one request."""  # from the request alone: no response is stored
-    asked = await read_job(request, "response", ENDPOINT, id_prefix="resp_")
+    asked = await read_job(request, "response", ENDPOINT, id_prefix="resp_", told_prefix="")
     assert asked.prepared.repeated is not None
     return await answer_single(request, asked, ResponseWriter(asked.job, asked.prepared.repeated))

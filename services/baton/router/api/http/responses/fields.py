@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from baton.request.structured import StructuredOutputs
 from baton.router.api.errors import invalid, shown
 
 LOGPROBS = "message.output_text.logprobs"
@@ -30,6 +29,9 @@ class InputItem(msgspec.Struct, kw_only=True):
 
     type: str | None = None
     id: str | None = None
+    status: Annotated[str, Meta(description="A last message that is incomplete is gone on with.")] | None = (
+        None
+    )
     role: str | None = None
     content: str | list[InputPart] | None = None
     call_id: str | None = None
@@ -103,6 +105,24 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: dict[str, object] | None = None
     seed: Annotated[int, Meta(description="The same seed makes the same draws.")] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    include_reasoning: bool | None = None
+    cache_salt: str | None = None
+    request_id: Annotated[str, Meta(description="The response's id.")] | None = None
+    enable_response_messages: (
+        Annotated[bool, Meta(description="Tell prompt and answer as text and tokens too.")] | None
+    ) = None
     priority: Annotated[int, Meta(description="Lower goes first, where workers heed it.")] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     store: Annotated[bool, Meta(description="Only false: no response is kept.")] | None = None
@@ -113,28 +133,23 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     truncation: Annotated[str, Meta(description="Only disabled.")] | None = None
 
 
-_STATELESS = "this server keeps no responses; send the whole conversation as input"
+def raw_message(text: str, token_ids: list[int]) -> dict[str, object]:
+    """Return a text and its tokens in the shape of vLLM's ``input_messages`` and ``output_messages``."""
+    return {"type": "raw_message_tokens", "message": text, "tokens": token_ids}
 
-_REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = MappingProxyType(
-    {
-        # By field: the values that ask for nothing, and why others are refused.
-        "store": ((False,), _STATELESS),
-        "background": ((False,), _STATELESS),
-        "previous_response_id": ((), _STATELESS),
-        "conversation": ((), _STATELESS),
-        "prompt": ((), "this server keeps no prompts; send instructions and input"),
-        "truncation": (("disabled",), "this server never drops input"),
-        "max_tool_calls": ((), "this server calls no tools by itself"),
-    }
+
+AS_IN_CHATS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "ignore_eos"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
+    *("structured_outputs", "include_reasoning", "cache_salt", "request_id", "priority"),
+    *("top_logprobs", "parallel_tool_calls"),
 )
+"""The fields that a chat has by the same name and of the same meaning."""
 
 
 def check_refused(body: ResponseRequest) -> None:
-    """Raise RequestError for a field that would have to be ignored to answer."""
-    for name, (neutral, why) in _REFUSED.items():
-        value = getattr(body, name)
-        if value is not None and value not in neutral:
-            raise invalid(name, f"{name} is not supported (got {shown(value)}): {why}.", "unsupported")
+    """Raise RequestError for a part of a field that would have to be ignored to answer."""
     for index, wanted in enumerate(body.include or []):
         if wanted not in (LOGPROBS, ENCRYPTED):
             raise invalid(

@@ -14,6 +14,7 @@ from baton.router.api.http.openai.renaming import Names
 from baton.router.api.http.openai.schemas import ChatRequest
 from baton.router.api.http.openai.structured import JsonSchemaFormat, ResponseFormat
 from baton.router.api.http.responses.fields import (
+    AS_IN_CHATS,
     LOGPROBS,
     InputItem,
     InputPart,
@@ -28,6 +29,8 @@ Given = TypeVar("Given")
 Texts: TypeAlias = str | list[InputPart]
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+_INCOMPLETE = ("in_progress", "incomplete")
 
 _FIELDS = (
     ("messages", "input"),
@@ -65,19 +68,20 @@ def chat_of(body: ResponseRequest, template: dict[str, Json], limits: Conversati
         model=body.model,
         messages=messages.all if items else [],
         max_completion_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
         logprobs=True if LOGPROBS in (body.include or ()) else None,
-        top_logprobs=body.top_logprobs,
         tools=None if body.tools is None else [_tool(t, f"tools[{i}]") for i, t in enumerate(body.tools)],
         tool_choice=_tool_choice(body.tool_choice),
-        parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(None if body.text is None else body.text.format),
-        seed=body.seed,
-        priority=body.priority,
+        continue_final_message=_continues(items[-1]) if items else None,
         chat_template_kwargs={**template, **(body.chat_template_kwargs or {})} or None,
+        **{name: getattr(body, name) for name in AS_IN_CHATS},
     )
     return ResponsesChat(chat, Names(_FIELDS, messages.places, messages.calls))
+
+
+def _continues(last: InputItem) -> bool:
+    """Whether the answer goes on with the ``last`` item: an incomplete message of the assistant's."""
+    return last.type in (None, "message") and last.role == "assistant" and last.status in _INCOMPLETE
 
 
 def _check_at_mosts(items: Sequence[InputItem], limits: ConversationLimits) -> None:

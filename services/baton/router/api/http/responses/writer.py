@@ -10,6 +10,7 @@ import orjson
 
 from baton.router.api.errors import ApiError
 from baton.router.api.http.openai.blocks import Closed, GrowingAnswer, Grown, Opened, OutputBlock, Step
+from baton.router.api.http.responses.fields import raw_message
 from baton.router.api.job import Job
 from baton.router.api.prepared import Repeated
 
@@ -27,7 +28,8 @@ class ResponseWriter:
     """Writes one response. Fields that all deltas of a block share are serialised once."""
 
     def __init__(self, job: Job, repeated: Repeated) -> None:
-        self.answer = GrowingAnswer(job)
+        self._input_messages = repeated.input_messages
+        self.answer = GrowingAnswer(job, keeps_raw=self._input_messages is not None)
         self._common = _common(job, repeated)
         self._number = itertools.count()
         self._head = b""
@@ -84,6 +86,17 @@ class ResponseWriter:
                 for block in blocks
             ],
             "usage": self._usage() if over else None,
+            **(self._raw_messages() if over else {}),
+        }
+
+    def _raw_messages(self) -> Fields:
+        """Return prompt and answer before they are parsed, in vLLM's shape, if the request asks for them."""
+        if self._input_messages is None:
+            return {}
+        answer = self.answer
+        return {
+            "input_messages": orjson.Fragment(self._input_messages),
+            "output_messages": [raw_message("".join(answer.raw_text), answer.raw_ids)],
         }
 
     def _usage(self) -> Fields:
@@ -176,7 +189,7 @@ def _part(block: OutputBlock) -> Fields:
 def _common(job: Job, repeated: Repeated) -> Fields:
     """Return what the response repeats of its request; the same in all its events."""
     return {
-        "id": job.request_id,
+        "id": job.told_id,
         "object": "response",
         "created_at": int(time.time()),
         "model": job.model.name,

@@ -13,7 +13,7 @@ from baton.router.api.http.server.connection import BODY_GRACE_S, body_due, has_
 from baton.router.api.http.server.disconnect import ClientGoneError
 from baton.router.api.http.server.request_headers import header
 from baton.router.api.http.server.served import ServedApi
-from baton.router.api.prepared import Endpoint, PreparedJob
+from baton.router.api.prepared import Document, Endpoint, PreparedJob
 from baton.router.security.client import Client
 
 _MAX_DIGITS = 18
@@ -32,7 +32,7 @@ async def prepared_job(request: Request, endpoint: Endpoint, client: Client, api
         return await api.reading.job(endpoint, body, client)
 
 
-async def read_document(request: Request, endpoint: Endpoint, client: Client, api: ServedApi) -> bytes:
+async def read_document(request: Request, endpoint: Endpoint, client: Client, api: ServedApi) -> Document:
     """Return the answer to ``request``, for which nothing is generated. Raises as `prepared_job` does."""
     _check_content_type(header(request.scope, b"content-type"))
     with api.bodies.reservation(client.tenant) as room:

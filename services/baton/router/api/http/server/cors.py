@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from baton.router.api.ignored import HEADER as IGNORED
+
 _TOLD = (
     "x-request-id",
     "x-baton-request-id",
@@ -14,6 +16,7 @@ _TOLD = (
     "server-timing",
     "retry-after",
     "x-should-retry",
+    IGNORED,
     *(
         f"x-ratelimit-{what}-{of}"
         for what in ("limit", "remaining", "reset")

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from collections.abc import Set
+from typing import NamedTuple
 
 import msgspec
 
 from baton.request.errors import in_short
 from baton.router.api.errors import RequestError, invalid, shown
-from baton.router.api.http.server.unsupported import refuse_unsupported
+from baton.router.api.http.server.field_rules import BodyKind, check_fields
 from baton.router.api.http.server.values import check_values
 from baton.text.config import Json
-
-Body = TypeVar("Body", bound=msgspec.Struct)
 
 _MISSING = re.compile(r"Object missing required field `(.+)`")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]")
 
 
-def decode(body: bytes, type_: type[Body], *, ignore_unknown: bool = False) -> Body:
-    """Return ``body`` as ``type_``. Raises RequestError for anything that the endpoint does not take."""
+class Decoded(NamedTuple):
+    """A body that is decoded."""
+
+    fields: msgspec.Struct
+    ignored: list[str]
+    """The fields that were given and are not acted on."""
+
+
+def decode(body: bytes, kind: BodyKind, elsewhere: Set[str]) -> Decoded:
+    """Return ``body`` as one of ``kind``; see `check_fields`. A number may be a text, or have a fraction of
+    zero where an integer is meant, as in vLLM. Raises RequestError for anything that the endpoint does not
+    take."""
     if not body.strip():
         raise invalid(None, "The request has no body; it must be a JSON object.", "invalid_json")
     check_values(body)
@@ -35,9 +44,17 @@ def decode(body: bytes, type_: type[Body], *, ignore_unknown: bool = False) -> B
         raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
     if not isinstance(document, dict):
         raise invalid(None, f"The body must be a JSON object, not {shown(document)}.", "invalid_type")
-    refuse_unsupported(document, type_.__struct_fields__, ignore_unknown=ignore_unknown)
+    ignored = check_fields(document, kind, elsewhere)
+    return Decoded(_converted(document, kind.type), ignored)
+
+
+def _converted(document: Json, type_: type[msgspec.Struct]) -> msgspec.Struct:
     try:
         return msgspec.convert(document, type_)
+    except msgspec.ValidationError:
+        pass  # most bodies have numbers as numbers; the others are read again
+    try:
+        return msgspec.convert(document, type_, strict=False)
     except msgspec.ValidationError as error:
         raise _type_error(str(error), document) from None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import uuid
+from dataclasses import replace
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -16,11 +16,10 @@ from baton.router.api.http.server.authentication import OPEN
 from baton.router.api.http.server.failures import error_response
 from baton.router.api.http.server.quiet import Quiet
 from baton.router.api.http.server.request_headers import header
+from baton.router.api.prepared import CLIENT_ID
 from baton.router.traces.origin import Origin
 from baton.router.traces.store import Traces
 from baton.telemetry.metrics import RouterMetrics
-
-_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class ArrivedRequest(NamedTuple):
@@ -38,6 +37,19 @@ def arrival_of(request: Request) -> ArrivedRequest:
     """Return what the envelope of ``request`` knows."""
     state = request.scope["state"]
     return ArrivedRequest(state["request_id"], state["origin"], state.get("record"))
+
+
+def name_request(request: Request, client_id: str) -> None:
+    """Take ``client_id``, which the body has, as the client's own id of ``request``, unless its headers have
+    one."""
+    state = request.scope["state"]
+    if state["origin"].client_id is not None:
+        return
+    state["origin"] = replace(state["origin"], client_id=client_id)
+    state["client_id"] = client_id
+    record = state.get("record")
+    if record is not None:
+        record.client_id = client_id
 
 
 class RequestEnvelope:
@@ -69,9 +81,6 @@ class RequestEnvelope:
         origin = scope["state"]["origin"] = self._traces.origin(
             None if given is None else given.decode("latin-1"), header(scope, b"traceparent")
         )
-        own = id_headers(scope, minted)
-        if origin.span is not None:
-            own.append((b"traceresponse", origin.span.header.encode()))
         record = self._record(scope, minted, given)
         status = 0
 
@@ -79,6 +88,9 @@ class RequestEnvelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                own = id_headers(scope, minted)
+                if origin.span is not None:
+                    own.append((b"traceresponse", origin.span.header.encode()))
                 message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
@@ -113,7 +125,7 @@ class RequestEnvelope:
 def id_headers(scope: Scope, minted: str) -> list[tuple[bytes, bytes]]:
     """Return the headers that name a request in its answer: the client's own id if it has one, and the minted
     one."""
-    given = _client_id(scope) or minted.encode()
+    given = _client_id(scope) or scope["state"].get("client_id", minted).encode()
     names = [(b"x-request-id", given), (b"x-baton-request-id", minted.encode())]
     if anthropic.is_at(scope["path"]):
         names.append((b"request-id", given))  # Anthropic's clients look for no other name
@@ -123,7 +135,7 @@ def id_headers(scope: Scope, minted: str) -> list[tuple[bytes, bytes]]:
 def _client_id(scope: Scope) -> bytes | None:
     """Return the client's own ``X-Request-Id``, if it can be sent back safely."""
     for name, value in scope["headers"]:
-        if name == b"x-request-id" and _SANE_ID.fullmatch(value.decode("latin-1")):
+        if name == b"x-request-id" and CLIENT_ID.fullmatch(value.decode("latin-1")):
             client_id: bytes = value
             return client_id
     return None
