@@ -49,6 +49,7 @@ class Models:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup.models
         self._loaded: dict[int, ModelPreparers] = {}
+        self.memory = _Memory()
         self.resident_bytes = 0
         """The memory of the process when it had loaded a model last, in bytes."""
         for place in range(len(self._setup)) if setup.eager else (0,):
@@ -62,7 +63,7 @@ class Models:
                 tokenizer.chat_template.compile()
             self._loaded[place] = ModelPreparers.of(tokenizer, model.settings)
             gc.freeze()  # the tokenizer stays: no collection need look at it
-            self.resident_bytes = _memory_bytes(_RESIDENT)
+            self.resident_bytes = self.memory.bytes(_RESIDENT)
         return self._loaded[place]
 
 
@@ -130,15 +131,16 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
     os.nice(setup.niceness)
     _bound_addresses(setup.limits.address_bytes)
     answerer = Answerer(setup)
+    memory = answerer.models.memory
     if setup.limits.beside_bytes is not None:
-        most = _memory_bytes(_ADDRESSES) + setup.limits.beside_bytes
+        most = memory.bytes(_ADDRESSES) + setup.limits.beside_bytes
         _bound_addresses(min(most, setup.limits.address_bytes))
     _write(target, READY)
     questions: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
     while (content := _read_frame(source)) is not None and (body := _read_frame(source)) is not None:
         said = answerer.answer(questions.decode(content), body)
         del body
-        ends = said.ends or _memory_bytes(_RESIDENT) > answerer.models.resident_bytes + RENEW_BYTES
+        ends = said.ends or memory.bytes(_RESIDENT) > answerer.models.resident_bytes + RENEW_BYTES
         _write(target, frame(msgspec.structs.replace(said, ends=ends)))
         if ends:
             return
@@ -169,11 +171,17 @@ _ADDRESSES, _RESIDENT = 0, 1
 """Places in the system's account of a process's memory."""
 
 
-def _memory_bytes(place: int) -> int:
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on other systems in bytes, and the peak
-    return int(statm.read_text().split()[place]) * resource.getpagesize()
+class _Memory:
+    """The memory of this process, in bytes."""
+
+    def __init__(self) -> None:
+        path = Path("/proc/self/statm")
+        self._account = os.open(path, os.O_RDONLY) if path.exists() else None
+
+    def bytes(self, place: int) -> int:
+        if self._account is None:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # elsewhere in bytes, and the peak
+        return int(os.pread(self._account, 128, 0).split()[place]) * resource.getpagesize()
 
 
 def main() -> None:
