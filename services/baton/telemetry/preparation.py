@@ -27,7 +27,8 @@ class PreparationMetrics:
         )
         self.lost = Counter(
             "baton_preparation_processes_lost",
-            "Processes that ended over a body: too_complex (CPU time, memory), template (its CPU time), too_long, died.",
+            "Processes that ended over a body: too_complex (CPU time, memory), template (its CPU time), "
+            "too_long, died.",
             ("reason",),
             registry=registry,
         )

@@ -2,7 +2,7 @@
 
 Each message is a frame of msgpack behind its length in 4 bytes, big endian. The router sends one ``Setup``;
 an empty frame says that the process is ready. Then the router sends, for each body, an ``Assignment`` and the
-body as it came, or a ``Trial`` and nothing; the process answers each with one ``Said``.
+body as it came, or a ``TemplateTrial`` and nothing; the process answers each with one ``Said``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Setup(msgspec.Struct, frozen=True):
     when a body asks for them."""
 
 
-class Trial(msgspec.Struct, frozen=True, array_like=True, tag="trial"):
+class TemplateTrial(msgspec.Struct, frozen=True, array_like=True, tag="trial"):
     """The question whether the chat template of a model renders a short message."""
 
     model: int
@@ -85,7 +85,7 @@ class Said(msgspec.Struct, frozen=True):
     """Whether this process answers nothing more, so that another takes its place."""
 
 
-Question: TypeAlias = Assignment | Trial
+Question: TypeAlias = Assignment | TemplateTrial
 
 Content: TypeAlias = msgspec.Struct | bytes
 

@@ -29,7 +29,7 @@ from baton.router.preparation.frames import (
     RefusedBody,
     Said,
     Setup,
-    Trial,
+    TemplateTrial,
     Tried,
     frame,
 )
@@ -243,7 +243,7 @@ class PreparationPool:
         for place, model in enumerate(self._models):
             entry = await self._quick.gate.enter(_queued(_TRIAL, 1.0, 0))
             try:
-                said = await self._ask(self._quick, entry, Trial(place), b"")
+                said = await self._ask(self._quick, entry, TemplateTrial(place), b"")
             except (OSError, _TooLongError):
                 continue  # which tells nothing of the template
             except DiedError as error:

@@ -31,7 +31,7 @@ from baton.router.preparation.frames import (
     RefusedBody,
     Said,
     Setup,
-    Trial,
+    TemplateTrial,
     Tried,
     frame,
 )
@@ -83,7 +83,7 @@ class Answerer:
         """Return the answer to ``question``. Takes this process's life if that takes too much time."""
         signal.setitimer(signal.ITIMER_PROF, self._limits.cpu_s)
         try:
-            if isinstance(question, Trial):
+            if isinstance(question, TemplateTrial):
                 return Said(Tried(self._tried(question.model)))
             return self._read(question, body)
         except MemoryError:

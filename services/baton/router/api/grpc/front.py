@@ -24,19 +24,12 @@ from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError
 from baton.router.api.grpc.errors import Ending
 from baton.router.api.grpc.messages import MessageRoom
+from baton.router.api.grpc.probes import PROBES, WATCH, ProbeRoom
 from baton.router.api.service import CompletionService
 from baton.v1 import inference_pb2 as pb
 
-OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
-"""The methods for probes, which need no key."""
-
 MAX_CALLS = 16_384
-"""The most calls that are open at a time, streams of tokens included."""
-MAX_OPEN_CALLS = 256
-"""The most calls of `OPEN_METHODS` that are open at a time."""
-OPEN_CALL_S = 600.0
-"""The longest time of a call of `OPEN_METHODS`, in seconds. A client that watches the health then asks again,
-as gRPC's clients do."""
+"""The most calls that are open at a time but for probes, streams of tokens included."""
 
 MAX_STREAMS = 128
 """The most calls of one connection that are open at a time; further ones wait in the client, and a client
@@ -81,11 +74,13 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     """Refuses calls without a known key, where there are keys, and bounds what other calls may send at a
     time. Must be the first of a server's interceptors."""
 
-    def __init__(self, catalogue: Catalogue, room: MessageRoom | None = None) -> None:
+    def __init__(
+        self, catalogue: Catalogue, room: MessageRoom | None = None, probes: ProbeRoom | None = None
+    ) -> None:
         self._catalogue = catalogue
         self._room = room or MessageRoom()
+        self._probes = probes or ProbeRoom()
         self._calls = 0
-        self._open_calls = 0
 
     async def intercept_service(
         self,
@@ -105,12 +100,10 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
     def _admit(self, method: str, metadata: dict[str, str]) -> str | None:
         """Return the name of the tenant that calls; None for a probe, from any client. Raises ApiError."""
+        if method in PROBES:
+            return None
         if self._calls >= MAX_CALLS:
             raise _busy(f"{MAX_CALLS} calls are open")
-        if method in OPEN_METHODS:
-            if self._open_calls >= MAX_OPEN_CALLS:
-                raise _busy(f"{MAX_OPEN_CALLS} calls of the health service are open")
-            return None
         authentication = self._catalogue.authentication
         return authentication.client(metadata.get("authorization"), metadata.get("x-api-key")).tenant.name
 
@@ -142,7 +135,7 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
             async def generate(requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[object]:
                 async with self._call(method, context):
-                    given = requests if streams else await self._room.read(requests, tenant)
+                    given = requests if streams else await self._message(requests, tenant, context)
                     if given is not None:
                         async with aclosing(generating(given, context)) as answers:
                             async for answer in answers:
@@ -153,31 +146,42 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
         async def respond(requests: AsyncIterator[bytes], context: Context) -> object:
             async with self._call(method, context):
-                given = requests if streams else await self._room.read(requests, tenant)
-                return None if given is None else await responding(given, context)
+                given = requests if streams else await self._message(requests, tenant, context)
+                if given is None:  # not even an answer of nothing: gRPC would log its attempt to write it
+                    raise ApiError(400, "The call has no message.", code="missing_message")
+                return await responding(given, context)
             return None
 
         to_many = handler.response_streaming
         make = grpc.stream_stream_rpc_method_handler if to_many else grpc.stream_unary_rpc_method_handler
         return cast(Handler, make(respond, None, serialize))
 
+    async def _message(
+        self, requests: AsyncIterator[bytes], tenant: str | None, context: Context
+    ) -> bytes | None:
+        if tenant is None:
+            return await self._probes.read(requests, context.peer())
+        return await self._room.read(requests, tenant)
+
     @asynccontextmanager
     async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
         """Count an open call, and end it with the errors of what comes before its method."""
-        probe = method in OPEN_METHODS
-        self._calls += 1
-        self._open_calls += probe
+        counted = method not in PROBES
+        self._calls += counted
         ending: Ending | None = None
         try:
-            async with asyncio.timeout(OPEN_CALL_S if probe else None):
-                yield
+            async with asyncio.timeout(None) as timeout:
+                if method == WATCH:
+                    with self._probes.watch(context.peer(), timeout):
+                        yield
+                else:
+                    yield
         except TimeoutError:
-            ending = Ending.of(_busy(f"the call has lasted {OPEN_CALL_S:g} s"))
+            ending = Ending.of(_busy("the call has lasted long enough; ask again"))
         except ApiError as error:
             ending = Ending.of(error)
         finally:
-            self._calls -= 1
-            self._open_calls -= probe
+            self._calls -= counted
         if ending is not None:
             if method == f"/{_GENERATE}":
                 self._note(ending.status)

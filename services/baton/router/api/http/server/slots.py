@@ -8,12 +8,12 @@ that ask. All bounds are per process: a router of several processes has as many 
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from baton.net.addresses import counted_address
 from baton.router.api.errors import ApiError
 from baton.telemetry.http import HttpMetrics
 
@@ -30,9 +30,6 @@ SPARE_FOR_LOOPBACK = 16
 """Connections beyond the total for probes and operators on the machine itself."""
 MAX_HEAD_BYTES = 32 << 20
 """The most bytes of unfinished request heads, in all."""
-SUBNET = 64
-"""The bits of an IPv6 address that count: a client with one address of such a network usually has all of
-them."""
 
 State = Literal["silent", "idle", "busy"]
 
@@ -129,7 +126,7 @@ class ConnectionSlots:
 
         Raises ApiError (503) if there is no slot.
         """
-        key, loopback = _key(address)
+        key, loopback = counted_address(address)
         group = self._groups.get(key)
         crowded = group is not None and not loopback and group.count >= self._limits.per_address
         if crowded and group is not None and not self._evict(group):
@@ -195,21 +192,6 @@ class ConnectionSlots:
     def _full(self, reason: str, why: str) -> ApiError:
         self._metrics.refused.labels(reason).inc()
         return ApiError(503, f"The server takes no more connections: {why}.", code="too_many_connections")
-
-
-def _key(address: str) -> tuple[str, bool]:
-    """Return the key under which ``address`` counts, and whether it is of this machine."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:  # a Unix socket's address
-        return address, True
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped is None:
-            if parsed.is_loopback:
-                return str(parsed), True
-            return str(ipaddress.ip_network((parsed, SUBNET), strict=False)), False
-        parsed = parsed.ipv4_mapped
-    return str(parsed), parsed.is_loopback
 
 
 def _nothing() -> None:
