@@ -262,7 +262,9 @@ async def test_a_check_is_answered_however_many_strangers_probe(ring: FakeRing, 
         for _ in range(20):
             assert (await honest.Check(health_pb2.HealthCheckRequest(), timeout=10)).status == 1
         assert probes.watching <= ProbeLimits().address_watches
-        for call in (*silent, *watches):
+        for call in silent:
+            call.cancel()
+        for call in watches:
             call.cancel()
         await asyncio.gather(*watches, *ends, return_exceptions=True)
 

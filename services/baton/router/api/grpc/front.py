@@ -17,6 +17,7 @@ from typing import TypeAlias, cast
 
 import grpc
 
+from baton.net.addresses import counted_peer
 from baton.net.decoding import DecodingInterceptor, Handler, handler_parts
 from baton.net.message_bounds import MessageBounds
 from baton.net.rpc_status import Context
@@ -26,6 +27,7 @@ from baton.router.api.grpc.errors import Ending
 from baton.router.api.grpc.messages import MessageRoom
 from baton.router.api.grpc.probes import PROBES, WATCH, ProbeRoom
 from baton.router.api.service import CompletionService
+from baton.router.security.client import Client
 from baton.v1 import inference_pb2 as pb
 
 MAX_CALLS = 16_384
@@ -93,39 +95,41 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         if handler is None:
             return handler
         try:
-            tenant = self._admit(method, text_of(handler_call_details.invocation_metadata))
+            client = self._admit(method, text_of(handler_call_details.invocation_metadata))
         except ApiError as error:
             return self._refusing(method, Ending.of(error))
-        return self._bounded(handler, method, tenant)
+        return self._bounded(handler, method, client)
 
-    def _admit(self, method: str, metadata: dict[str, str]) -> str | None:
-        """Return the name of the tenant that calls; None for a probe, from any client. Raises ApiError."""
+    def _admit(self, method: str, metadata: dict[str, str]) -> Client | None:
+        """Return who calls; None for a probe, from anybody. Raises ApiError."""
         if method in PROBES:
             return None
         if self._calls >= MAX_CALLS:
             raise _busy(f"{MAX_CALLS} calls are open")
         authentication = self._catalogue.authentication
-        return authentication.client(metadata.get("authorization"), metadata.get("x-api-key")).tenant.name
+        return authentication.client(metadata.get("authorization"), metadata.get("x-api-key"))
 
     def _refusing(self, method: str, ending: Ending) -> Handler:
         """Return a handler that ends its call without reading what was sent."""
-        if method == f"/{_GENERATE}":
-            self._note(ending.status)
 
         async def refuse(requests: AsyncIterator[bytes], context: Context) -> None:
+            self._note(method, ending.status, None, context)
             ending.end(context)
 
         return cast(Handler, grpc.stream_stream_rpc_method_handler(refuse, None, None))
 
-    def _note(self, status: int) -> None:
+    def _note(self, method: str, status: int, client: Client | None, context: Context) -> None:
         """Count a request that reaches no method."""
+        if method != f"/{_GENERATE}":
+            return
         self._catalogue.metrics.requests.labels(_GENERATE, str(status)).inc()
         if (audit := self._catalogue.audit) is not None:
-            record = audit.begin(f"grpc-{uuid.uuid4().hex}", endpoint=_GENERATE)
-            record.status = status
+            address = counted_peer(context.peer())
+            record = audit.begin(f"grpc-{uuid.uuid4().hex}", endpoint=_GENERATE, address=address)
+            record.status, record.client = status, client
             audit.end(record)
 
-    def _bounded(self, handler: Handler, method: str, tenant: str | None) -> Handler:
+    def _bounded(self, handler: Handler, method: str, client: Client | None) -> Handler:
         """Return ``handler`` with its calls counted, and a single message, if it takes one, read here."""
         _, behaviour = handler_parts(handler)
         streams = handler.request_streaming
@@ -134,8 +138,8 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             generating = cast(Callable[[_Given, Context], AsyncGenerator[object]], behaviour)
 
             async def generate(requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[object]:
-                async with self._call(method, context):
-                    given = requests if streams else await self._message(requests, tenant, context)
+                async with self._call(method, client, context):
+                    given = requests if streams else await self._message(requests, client, context)
                     if given is not None:
                         async with aclosing(generating(given, context)) as answers:
                             async for answer in answers:
@@ -145,8 +149,8 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         responding = cast(Callable[[_Given, Context], Awaitable[object]], behaviour)
 
         async def respond(requests: AsyncIterator[bytes], context: Context) -> object:
-            async with self._call(method, context):
-                given = requests if streams else await self._message(requests, tenant, context)
+            async with self._call(method, client, context):
+                given = requests if streams else await self._message(requests, client, context)
                 if given is None:  # not even an answer of nothing: gRPC would log its attempt to write it
                     raise ApiError(400, "The call has no message.", code="missing_message")
                 return await responding(given, context)
@@ -157,14 +161,14 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         return cast(Handler, make(respond, None, serialize))
 
     async def _message(
-        self, requests: AsyncIterator[bytes], tenant: str | None, context: Context
+        self, requests: AsyncIterator[bytes], client: Client | None, context: Context
     ) -> bytes | None:
-        if tenant is None:
+        if client is None:
             return await self._probes.read(requests, context.peer())
-        return await self._room.read(requests, tenant)
+        return await self._room.read(requests, client.tenant.name)
 
     @asynccontextmanager
-    async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
+    async def _call(self, method: str, client: Client | None, context: Context) -> AsyncIterator[None]:
         """Count an open call, and end it with the errors of what comes before its method."""
         counted = method not in PROBES
         self._calls += counted
@@ -183,8 +187,7 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         finally:
             self._calls -= counted
         if ending is not None:
-            if method == f"/{_GENERATE}":
-                self._note(ending.status)
+            self._note(method, ending.status, client, context)
             ending.end(context)
 
 
