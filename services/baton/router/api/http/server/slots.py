@@ -8,6 +8,8 @@ that ask. All bounds are per process: a router of several processes has as many 
 
 from __future__ import annotations
 
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +32,11 @@ SPARE_FOR_LOOPBACK = 16
 """Connections beyond the total for probes and operators on the machine itself."""
 MAX_HEAD_BYTES = 32 << 20
 """The most bytes of unfinished request heads, in all."""
+
+RESTED_S = 1.0
+"""The time, in seconds, for which a connection must have been silent or idle to make room when the system has
+no descriptor left: what one has sent that came a moment ago need not have been read, and closing it would
+reset it."""
 
 State = Literal["silent", "idle", "busy"]
 
@@ -58,12 +65,12 @@ class _Group:
         self.waiting: dict[State, OrderedDict[Slot, None]] = {"silent": OrderedDict(), "idle": OrderedDict()}
         """Connections without a request under way, by state, the longest there first."""
 
-    @property
-    def oldest(self) -> Slot | None:
-        """The connection to give way; None if all have requests under way."""
+    def oldest(self, before: float) -> Slot | None:
+        """Return the connection to give way, of those that have waited since ``before``; None if there is
+        none."""
         for slots in self.waiting.values():
-            if slots:
-                return next(iter(slots))
+            if slots and (slot := next(iter(slots))).since <= before:
+                return slot
         return None
 
 
@@ -76,6 +83,8 @@ class Slot:
         self.key = key
         self.state: State | None = None
         """The connection's state; None while it does not count: not yet, or no more."""
+        self.since = 0.0
+        """The time since which the connection has had its state."""
         self.head_bytes = 0
         self.close: Callable[[], object] = _nothing
         self._slots = slots
@@ -106,8 +115,11 @@ class Slot:
 class ConnectionSlots:
     """The connections of one process, for all its HTTP listeners. Event loop's thread only."""
 
-    def __init__(self, limits: SlotLimits, metrics: HttpMetrics) -> None:
+    def __init__(
+        self, limits: SlotLimits, metrics: HttpMetrics, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limits = limits
+        self._now = now
         self._metrics = metrics
         self._all = _Group()
         self._groups: dict[str, _Group] = {}
@@ -146,9 +158,9 @@ class ConnectionSlots:
         return Slot(self, "", on_release)
 
     def make_room(self) -> None:
-        """Close one connection that waits: the system has no descriptor left."""
+        """Close one connection that has waited for a while: the system has no descriptor left."""
         self._metrics.refused.labels("descriptors").inc()
-        self._evict(self._all)
+        self._evict(self._all, before=self._now() - RESTED_S)
 
     def move(self, slot: Slot, state: State | None) -> None:
         """Change the state of a connection; None: the connection is over."""
@@ -174,13 +186,14 @@ class ConnectionSlots:
             pass
 
     def _enter(self, slot: Slot, state: State) -> None:
-        slot.state = state
+        slot.state, slot.since = state, self._now()
         if state != "busy":
             self._groups[slot.key].waiting[state][slot] = self._all.waiting[state][slot] = None
 
-    def _evict(self, group: _Group) -> bool:
-        """Close a connection of ``group``, and return whether there was one to give way."""
-        slot = group.oldest
+    def _evict(self, group: _Group, before: float = math.inf) -> bool:
+        """Close a connection of ``group`` that has waited since ``before``, and return whether there was
+        one."""
+        slot = group.oldest(before)
         if slot is None:
             return False
         self._metrics.refused.labels(f"evicted_{slot.state}").inc()
