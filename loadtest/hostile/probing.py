@@ -23,7 +23,7 @@ TIMES = 5.0
 """The ratio to the calm at which a health check is as good as denied, where it takes over ``DENIED_S``."""
 REQUESTS = 500
 LINE_BYTES = 20
-"""Bytes of audit log for each request that a stranger may not cause."""
+"""The bytes of audit log for each request that a stranger may not cause."""
 _OWN = (("grpc.use_local_subchannel_pool", 1),)
 
 

@@ -297,8 +297,8 @@ def _all_but_one(several: bool) -> Callable[[int], int] | None:
 
 
 def _half(several: bool) -> Callable[[int], int] | None:
-    """As `_all_but_one`. Small bodies take so little that nobody needs more, and two that take long leave
-    room for a third's."""
+    """Return the rule for small bodies: they take so little that nobody needs more than half of the seats,
+    and what one tenant has in them that takes long leaves room for others."""
     return (lambda seats: max(1, seats // 2)) if several else None
 
 
