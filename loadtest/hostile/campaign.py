@@ -28,6 +28,11 @@ CALM_S = 3.0
 BESIDE = 3.0
 """The factor on both times where the machine has other work: honest clients get less done meanwhile."""
 RECOVERY_S = 2.5
+STREAMS_S = 120.0
+"""The time until honest streams must flow, in seconds."""
+FLOWING = 200
+"""The tokens after which they do."""
+_TOKENS = "baton_generated_tokens_total"
 LATE_S = 5.0
 """The time beyond an attack's ``max_s`` after which the attacker is killed, in seconds."""
 
@@ -115,6 +120,7 @@ def _under(
     warm_s, calm_s = before_s
     target = msgspec.json.encode(attacked.target)
     honest.begin(target)
+    _await_streams(attacked)
     time.sleep(warm_s)
     calm = time.monotonic()
     time.sleep(calm_s)
@@ -130,6 +136,15 @@ def _under(
     felt = verdict.felt(recorded, phases, turns)
     worked = attack.reached(found, watch.seen, felt)
     return Round(found, watch.seen, felt, verdict.samples(recorded, phases), worked)
+
+
+def _await_streams(attacked: Attacked) -> None:
+    """Wait until honest streams flow: on a busy machine that may take long. Raises TimeoutError."""
+    until = time.monotonic() + STREAMS_S
+    while sum(value for name, value in _page(attacked).items() if name.startswith(_TOKENS)) < FLOWING:
+        if time.monotonic() > until:
+            raise TimeoutError(f"no {FLOWING} tokens came within {STREAMS_S:g} s")
+        time.sleep(0.05)
 
 
 def _start(module: str, tree: Path, *arguments: str) -> subprocess.Popen[bytes]:
