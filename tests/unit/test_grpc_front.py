@@ -264,8 +264,8 @@ async def test_a_check_is_answered_however_many_strangers_probe(ring: FakeRing, 
         assert probes.watching <= ProbeLimits().address_watches
         for call in silent:
             call.cancel()
-        for call in watches:
-            call.cancel()
+        for task in watches:
+            task.cancel()
         await asyncio.gather(*watches, *ends, return_exceptions=True)
 
 
