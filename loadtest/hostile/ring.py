@@ -23,7 +23,7 @@ from loadtest.hostile.vocabulary import Place, Setup, Target
 from loadtest.hostile.wire import free_port, loopback
 from loadtest.trees import HERE, python_path
 from tests.support import warm
-from tests.support.ring import START_S, Ring, Service, scrape
+from tests.support.ring import Ring, Service, scrape
 
 STEP_MS = 20.0
 PROFILE = {
@@ -42,6 +42,8 @@ TENANTS = {
 }
 """Two honest tenants, a tenant that attacks, and two tenants that attack and have limits."""
 HONEST = ("acme", "bolt")
+START_S = 300.0
+"""The time that a process has to start, in seconds: there may be twenty busy ones beside it."""
 _LIMITED = 'ulimit -n "$1" && shift && exec "$@"'
 
 
