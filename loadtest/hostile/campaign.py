@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,26 +17,78 @@ import msgspec
 from loadtest.hostile import ring, verdict
 from loadtest.hostile.honest import ENDING_S, Recorded
 from loadtest.hostile.ring import HONEST, Attacked, environment
-from loadtest.hostile.verdict import Phases, Row
-from loadtest.hostile.vocabulary import Attack, Found, Trial
+from loadtest.hostile.verdict import Phases, Row, Samples
+from loadtest.hostile.vocabulary import Attack, Felt, Found, Trial, Watched
 from loadtest.hostile.watch import Watch
 from loadtest.trees import HERE
 from tests.support.ring import scrape
 
 WARM_S = 1.5
 CALM_S = 3.0
+BESIDE = 3.0
+"""The factor on both times where the machine has other work: honest clients get less done meanwhile."""
 RECOVERY_S = 2.5
+STREAMS_S = 120.0
+"""The time until honest streams must flow, in seconds."""
+FLOWING = 200
+"""The tokens after which they do."""
+_TOKENS = "baton_generated_tokens_total"
 LATE_S = 5.0
 """The time beyond an attack's ``max_s`` after which the attacker is killed, in seconds."""
 
 
-def run(attack: Attack, tree: Path, tmp: Path, calm_s: float = CALM_S) -> Row:
-    """Run one attack. Raises RuntimeError or TimeoutError when the ring does not start."""
+@dataclass(frozen=True)
+class Round:
+    """An attack, once."""
+
+    found: Found
+    watched: Watched
+    felt: Felt
+    times: Samples
+    worked: bool
+
+
+def run(
+    attack: Attack,
+    tree: Path,
+    tmp: Path,
+    calm_s: float = CALM_S,
+    *,
+    rounds: int = 1,
+    beside: bool = False,
+) -> Row:
+    """Run one attack ``rounds`` times, each on a ring of its own. ``beside``: whether the machine has other
+    work. Raises RuntimeError or TimeoutError when a ring does not start."""
+    longer = BESIDE if beside else 1.0
+    done = []
+    for number in range(rounds):
+        folder = tmp / str(number)
+        folder.mkdir()
+        done.append(_once(attack, tree, folder, (longer * WARM_S, longer * calm_s)))
+    times, got = Samples(), Counter[str]()
+    for each in done:
+        times.add(each.times)
+        got.update(each.found.got)
+    watched = verdict.all_watched([each.watched for each in done])
+    felt = verdict.all_felt([each.felt for each in done], times)
+    return Row(
+        name=attack.name,
+        finding=attack.finding,
+        aim=attack.aim,
+        worked=any(each.worked for each in done),
+        broken=verdict.broken(watched, felt, got, loads=attack.loads, beside=beside),
+        found=msgspec.structs.replace(done[-1].found, got=dict(got)),
+        watched=watched,
+        felt=felt,
+    )
+
+
+def _once(attack: Attack, tree: Path, tmp: Path, before_s: tuple[float, float]) -> Round:
     with ring.running(tmp, tree, attack.setup) as attacked:
         record = tmp / "record.json"
         honest = _start("honest", tree, str(record), *HONEST)
         try:
-            return _under(attack, tree, attacked, Clients(honest, record), calm_s)
+            return _under(attack, tree, attacked, Clients(honest, record), before_s)
         finally:
             honest.kill()
             honest.wait()
@@ -61,10 +114,14 @@ class Clients:
         return msgspec.json.decode(self.record.read_bytes(), type=Recorded)
 
 
-def _under(attack: Attack, tree: Path, attacked: Attacked, honest: Clients, calm_s: float) -> Row:
+def _under(
+    attack: Attack, tree: Path, attacked: Attacked, honest: Clients, before_s: tuple[float, float]
+) -> Round:
+    warm_s, calm_s = before_s
     target = msgspec.json.encode(attacked.target)
     honest.begin(target)
-    time.sleep(WARM_S)
+    _await_streams(attacked)
+    time.sleep(warm_s)
     calm = time.monotonic()
     time.sleep(calm_s)
     before = _page(attacked)
@@ -75,17 +132,19 @@ def _under(attack: Attack, tree: Path, attacked: Attacked, honest: Clients, calm
         time.sleep(RECOVERY_S)
         phases = Phases(calm, began, time.monotonic())
     turns = verdict.max_turns(before, _page(attacked))
-    felt = verdict.felt(honest.end(), phases, turns)
-    return Row(
-        name=attack.name,
-        finding=attack.finding,
-        aim=attack.aim,
-        worked=attack.reached(found, watch.seen, felt),
-        broken=verdict.broken(watch.seen, felt, found.got),
-        found=found,
-        watched=watch.seen,
-        felt=felt,
-    )
+    recorded = honest.end()
+    felt = verdict.felt(recorded, phases, turns)
+    worked = attack.reached(found, watch.seen, felt)
+    return Round(found, watch.seen, felt, verdict.samples(recorded, phases), worked)
+
+
+def _await_streams(attacked: Attacked) -> None:
+    """Wait until honest streams flow: on a busy machine that may take long. Raises TimeoutError."""
+    until = time.monotonic() + STREAMS_S
+    while sum(value for name, value in _page(attacked).items() if name.startswith(_TOKENS)) < FLOWING:
+        if time.monotonic() > until:
+            raise TimeoutError(f"no {FLOWING} tokens came within {STREAMS_S:g} s")
+        time.sleep(0.05)
 
 
 def _start(module: str, tree: Path, *arguments: str) -> subprocess.Popen[bytes]:

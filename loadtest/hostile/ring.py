@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.hub import resolve_model
 from baton.process import ready
 from baton.router.security.keys import entry_line, new_key
 from loadtest.hostile.proxy import proxied
@@ -22,7 +23,7 @@ from loadtest.hostile.vocabulary import Place, Setup, Target
 from loadtest.hostile.wire import free_port, loopback
 from loadtest.trees import HERE, python_path
 from tests.support import warm
-from tests.support.ring import START_S, Ring, Service, scrape
+from tests.support.ring import Ring, Service, scrape
 
 STEP_MS = 20.0
 PROFILE = {
@@ -41,6 +42,8 @@ TENANTS = {
 }
 """Two honest tenants, a tenant that attacks, and two tenants that attack and have limits."""
 HONEST = ("acme", "bolt")
+START_S = 300.0
+"""The time that a process has to start, in seconds: there may be twenty busy ones beside it."""
 _LIMITED = 'ulimit -n "$1" && shift && exec "$@"'
 
 
@@ -140,6 +143,33 @@ def simulated(
     return TreeService(name, argv, tmp / f"{name}.log", tree=tree, cluster_key=cluster_key)
 
 
+def real(tmp: Path, name: str, role: str, tree: Path, cluster_key: str | None, *options: str) -> TreeService:
+    """Return a worker with the demo model, not started."""
+    argv: tuple[str, ...] = (
+        role,
+        "--model",
+        "demo",
+        "--port",
+        "0",
+        "--max-num-seqs",
+        "128",
+        "--num-blocks",
+        "2000",
+    )
+    argv = (*argv, "--threads", "1", *options)
+    return TreeService(name, argv, tmp / f"{name}.log", tree=tree, cluster_key=cluster_key)
+
+
+def _with_template(tmp: Path, template: str) -> Path:
+    """Make a folder with the demo model's tokenizer and another chat template."""
+    folder = tmp / "model"
+    folder.mkdir()
+    for file in resolve_model("demo", weights=False).glob("*.json"):
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
 @contextmanager
 def running(tmp: Path, tree: Path, setup: Setup) -> Iterator[Attacked]:
     """A router before simulated workers, by ``setup``; all are killed at the end."""
@@ -163,7 +193,9 @@ def running(tmp: Path, tree: Path, setup: Setup) -> Iterator[Attacked]:
             file, keys = keys_file(tmp)
             options += ["--api-keys", str(file)]
         flags = [flag for address in addresses for flag in ("--worker", address)]
-        argv = ("router", "--model", "demo", "--port", "0", "--grpc-port", "0", *flags)
+        model = str(_with_template(tmp, setup.template)) if setup.template else "demo"
+        options += ["--served-model-name", "demo"] if setup.template else []
+        argv = ("router", "--model", model, "--port", "0", "--grpc-port", "0", *flags)
         argv = (*argv, "--disaggregation", "always", *options)
         router = TreeService("router", argv, tmp / "router.log", tree=tree, cluster_key=cluster_key)
         router.descriptors = setup.descriptors
@@ -181,8 +213,9 @@ def _workers(tmp: Path, tree: Path, setup: Setup, cluster_key: str) -> tuple[lis
     if setup.stranger:
         named.append(("stranger", "both", ("--served-model-name", "another", "--revision", "another")))
     ports = [free_port() for _ in named]
+    make = real if setup.real else simulated
     workers = [
-        simulated(tmp, name, role, tree, cluster_key, "--data-port", str(port), *options)
+        make(tmp, name, role, tree, cluster_key, "--data-port", str(port), *options)
         for (name, role, options), port in zip(named, ports, strict=True)
     ]
     return workers, ports

@@ -99,6 +99,11 @@ def first_tokens(requests: Iterable[Request], since: float, until: float) -> lis
     return [(request.times[0] if request.times else until) - request.sent_at for request in asked]
 
 
+def waits(probes: Iterable[Probe], since: float, until: float) -> list[float]:
+    """Return the waits of the probes that were sent in that time, on the connection that stays open."""
+    return [probe.took_s for probe in probes if not probe.fresh and since <= probe.sent_at < until]
+
+
 def longest(probes: Iterable[Probe], since: float, until: float) -> float:
     """Return the longest of the waits that reached into that time, on the connection that stays open."""
     took = [
@@ -109,20 +114,50 @@ def longest(probes: Iterable[Probe], since: float, until: float) -> float:
     return max(took, default=math.nan)
 
 
-def felt(recorded: Recorded, phases: Phases, turns: Turns = UNKNOWN) -> Felt:
-    """Return the harm to honest clients, by their record."""
+class Samples(msgspec.Struct, kw_only=True):
+    """The times of honest clients, in seconds, before the attack and from its beginning on."""
+
+    itl_calm: list[float] = []
+    itl: list[float] = []
+    ttft_calm: list[float] = []
+    ttft: list[float] = []
+    probe_calm: list[float] = []
+    """The waits for the answers to probes on the connection that stays open."""
+    probe: list[float] = []
+
+    def add(self, others: Samples) -> None:
+        """Add the times of another round."""
+        self.itl_calm += others.itl_calm
+        self.itl += others.itl
+        self.ttft_calm += others.ttft_calm
+        self.ttft += others.ttft
+        self.probe_calm += others.probe_calm
+        self.probe += others.probe
+
+
+def samples(recorded: Recorded, phases: Phases) -> Samples:
+    """Return the times in ``recorded``."""
     asked = recorded.requests
     calm, meanwhile = (phases.calm, phases.attack), (phases.attack, phases.end)
-    during = gaps(asked, *meanwhile)
-    concerned = [each for each in asked if each.ended_at is None or each.ended_at >= phases.attack]
+    return Samples(
+        itl_calm=gaps(asked, *calm),
+        itl=gaps(asked, *meanwhile),
+        ttft_calm=first_tokens(asked, *calm),
+        ttft=first_tokens(asked, *meanwhile),
+        probe_calm=waits(recorded.probes, *calm),
+        probe=waits(recorded.probes, *meanwhile),
+    )
+
+
+def felt(recorded: Recorded, phases: Phases, turns: Turns = UNKNOWN) -> Felt:
+    """Return the harm to honest clients, by their record."""
+    calm, meanwhile = (phases.calm, phases.attack), (phases.attack, phases.end)
+    concerned = [
+        each for each in recorded.requests if each.ended_at is None or each.ended_at >= phases.attack
+    ]
     failed = Counter(each.failed or "not ended" for each in concerned if each.ended_at is None)
     fresh = [probe for probe in recorded.probes if probe.fresh and probe.sent_at >= phases.attack]
-    return Felt(
-        itl_calm=percentile(gaps(asked, *calm), 99),
-        itl=percentile(during, 99),
-        itl_most=max(during, default=math.nan),
-        ttft_calm=percentile(first_tokens(asked, *calm), 99),
-        ttft=percentile(first_tokens(asked, *meanwhile), 99),
+    harm = Felt(
         requests=len(concerned),
         failed=dict(failed),
         silence_calm=longest(recorded.probes, *calm),
@@ -131,29 +166,90 @@ def felt(recorded: Recorded, phases: Phases, turns: Turns = UNKNOWN) -> Felt:
         turn=turns.whole,
         own_turn=turns.own,
     )
+    return with_times(harm, samples(recorded, phases))
 
 
-def broken(watched: Watched, felt: Felt, got: Mapping[str, int]) -> list[str]:
-    """Return the bounds that did not hold, each with its figure. ``got``: the attacker's statuses."""
+def with_times(harm: Felt, times: Samples) -> Felt:
+    """Return ``harm`` with the percentiles of ``times``."""
+    return msgspec.structs.replace(
+        harm,
+        itl_calm=percentile(times.itl_calm, 99),
+        itl=percentile(times.itl, 99),
+        itl_most=max(times.itl, default=math.nan),
+        ttft_calm=percentile(times.ttft_calm, 99),
+        ttft=percentile(times.ttft, 99),
+        probe_calm=percentile(times.probe_calm, 99),
+        probe=percentile(times.probe, 99),
+    )
+
+
+def all_felt(rounds: Sequence[Felt], times: Samples) -> Felt:
+    """Return the harm of all rounds together: percentiles over ``times``, the times of all; the longest
+    silence and turn; the sum of what failed."""
+    failed: Counter[str] = Counter()
+    for each in rounds:
+        failed.update(each.failed)
+    harm = msgspec.structs.replace(
+        rounds[0],
+        requests=sum(each.requests for each in rounds),
+        failed=dict(failed),
+        silence_calm=_most(each.silence_calm for each in rounds),
+        silence=_most(each.silence for each in rounds),
+        probes_failed=sum(each.probes_failed for each in rounds),
+        turn=_most(each.turn for each in rounds),
+        own_turn=_most(each.own_turn for each in rounds),
+    )
+    return with_times(harm, times)
+
+
+def all_watched(rounds: Sequence[Watched]) -> Watched:
+    """Return the most of all rounds."""
+    most = {
+        name: max(getattr(each, name) for each in rounds)
+        for name in Watched.__struct_fields__
+        if name != "ended"
+    }
+    return Watched(**most, ended=sorted({name for each in rounds for name in each.ended}))
+
+
+def _most(values: Iterable[float]) -> float:
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def broken(
+    watched: Watched, felt: Felt, got: Mapping[str, int], *, loads: bool = False, beside: bool = False
+) -> list[str]:
+    """Return the bounds that did not hold, each with its figure. ``got``: the attacker's statuses. ``loads``:
+    see `Attack`. ``beside``: whether the machine has so much other work that the router's turns, too, are
+    judged by the calm beside the same work."""
     found = []
     if "500" in got:
         found.append(f"{got['500']} answers of 500")
     if watched.whole_peak > MAX_RSS:
         found.append(f"RSS {watched.whole_peak:.0f} MiB")
-    if not felt.ratio <= MAX_RATIO:
+    if not loads and not felt.ratio <= MAX_RATIO:
         found.append(f"ITL {felt.ratio:.1f}x")
     if felt.failed:
         found.append(f"{sum(felt.failed.values())} honest requests failed")
     if felt.probes_failed:
         found.append(f"{felt.probes_failed} probes got no answer")
-    if math.isnan(felt.turn):
-        if not felt.silence <= MAX_SILENCE_S:
-            found.append(f"silent for {1e3 * felt.silence:.0f} ms")
-    elif (turn := felt.turn if math.isnan(felt.own_turn) else felt.own_turn) > MAX_TURN_S:
-        found.append(f"a turn of {1e3 * turn:.0f} ms")
+    found += _slow_probes(felt) if beside else _long_turns(felt)
     if watched.ended:
         found.append(f"{', '.join(watched.ended)} ended")
     return found
+
+
+def _slow_probes(felt: Felt) -> list[str]:
+    if felt.probe <= max(MAX_TURN_S, MAX_RATIO * felt.probe_calm):
+        return []
+    return [f"probes waited {1e3 * felt.probe:.0f} ms, {1e3 * felt.probe_calm:.0f} ms in the calm"]
+
+
+def _long_turns(felt: Felt) -> list[str]:
+    if math.isnan(felt.turn):
+        return [] if felt.silence <= MAX_SILENCE_S else [f"silent for {1e3 * felt.silence:.0f} ms"]
+    turn = felt.turn if math.isnan(felt.own_turn) else felt.own_turn
+    return [f"a turn of {1e3 * turn:.0f} ms"] if turn > MAX_TURN_S else []
 
 
 def max_turns(before: Mapping[str, float], after: Mapping[str, float]) -> Turns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,14 +86,17 @@ class Watched(msgspec.Struct, kw_only=True):
 class Felt(msgspec.Struct, kw_only=True):
     """The harm to honest clients and probes. Times are seconds; NaN: there was nothing to measure."""
 
-    itl_calm: float
+    itl_calm: float = math.nan
     """The time between two tokens of a stream: the 99th percentile before the attack."""
-    itl: float
+    itl: float = math.nan
     """The time between two tokens of a stream: the 99th percentile from the attack's beginning until the
     recovery's end."""
-    itl_most: float
-    ttft_calm: float
-    ttft: float
+    itl_most: float = math.nan
+    ttft_calm: float = math.nan
+    ttft: float = math.nan
+    probe_calm: float = math.nan
+    """The wait of a probe on a connection that stays open: the 99th percentile before the attack."""
+    probe: float = math.nan
     requests: int
     failed: dict[str, int] = {}
     """The number of failed requests by reason."""
@@ -125,6 +129,10 @@ class Setup:
     """Files in that folder, by name."""
     stranger: bool = False
     """Whether there is a third worker, which serves another model."""
+    template: str = ""
+    """The router's chat template; empty: the demo model's."""
+    real: bool = False
+    """Whether the workers have the demo model, and do not only pretend."""
     recorded: bool = False
     """Whether the router calls the first worker through a proxy that records what it sends."""
 
@@ -148,6 +156,9 @@ class Attack:
     setup: Setup = field(default_factory=Setup)
     max_s: float = 20.0
     """The time after which it is ended, in seconds."""
+    loads: bool = False
+    """Whether it gives the workers more to do than the calm, as each tenant may: then the time between honest
+    tokens is not judged by the calm's."""
 
     @property
     def shown(self) -> bool:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from loadtest.hostile import campaign
 from loadtest.hostile.catalogue import ATTACKS
+from loadtest.hostile.probing import CHECKS, REQUESTS
 from loadtest.hostile.trials import TRIALS
 from loadtest.hostile.verdict import Row
+from loadtest.hostile.work import CHATS
 from loadtest.trees import HERE
 
 
@@ -31,6 +33,21 @@ def test_strangers_at_the_data_port_hurt_nobody(tmp_path: Path) -> None:
 def test_a_key_that_looks_like_a_path_is_a_bad_request(tmp_path: Path) -> None:
     row = run("key-500", tmp_path)
     assert row.found.got == {"400": 2} and not row.worked
+
+
+def test_a_template_that_loops_stops_no_other_tenant(tmp_path: Path) -> None:
+    row = run("template-loop", tmp_path)
+    assert row.found.got["chat: 200"] == 2 * CHATS and not row.found.figure("failed")
+
+
+def test_strangers_deny_nobody_a_health_check(tmp_path: Path) -> None:
+    row = run("health-watch", tmp_path)
+    assert row.found.got == {"checked": 2 * CHECKS}
+
+
+def test_strangers_do_not_choose_how_long_the_audit_log_is(tmp_path: Path) -> None:
+    row = run("audit-lines", tmp_path)
+    assert row.found.got == {"401": REQUESTS} and not row.worked
 
 
 def test_a_worker_starts_on_ipv6(tmp_path: Path) -> None:

@@ -18,13 +18,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.process.options import ConfigError
-from baton.router.api.audit import AuditLog
+from baton.router.api.audit import AuditLog, AuditRecord
 from baton.router.api.authentication import Authentication
+from baton.router.api.grpc.front import interceptors_for
 from baton.router.api.grpc.service import add_services
 from baton.router.api.http.app import app_for
 from baton.router.api.http.server.quiet import FOLLOWED, FOLLOWS_S, MAX_LOOKS, Quiet
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
+from baton.router.api.strangers import MAX_ADDRESSES
 from baton.router.dispatch.ledger import LedgerEntry
 from baton.router.dispatch.types import RingError
 from baton.router.security.client import Client
@@ -84,6 +86,12 @@ async def serving_log(
     audit.close()
 
 
+def of_acme(audit: AuditLog, request_id: str) -> AuditRecord:
+    record = audit.begin(request_id)
+    record.client = Client(tenant=Tenant("acme"))
+    return record
+
+
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -121,7 +129,7 @@ async def test_each_request_has_its_line(
     assert answered.json()["id"].endswith(whole["request_id"]) and whole["ms"] > 0 and "T" in whole["time"]
     assert streamed["outcome"] == "completed" and streamed["completion_tokens"] == 4
     assert (bad["status"], bad["outcome"], bad["tenant"]) == (400, None, "acme")
-    assert (stranger["status"], stranger["tenant"], stranger["key"]) == (401, None, None)
+    assert (stranger["status"], stranger["tenant"], stranger["requests"]) == (401, None, 1)
     assert "fox" not in path.read_text() and "fox" not in caplog.text
     assert path.stat().st_mode & 0o077 == 0, "nobody else may read it"
 
@@ -146,7 +154,8 @@ async def test_of_the_live_page_only_refusals_are_told(
             await http.get(path, headers={"x-api-key": "op"})
     audit.close()
     told = [(line["endpoint"], line["status"], line["tenant"]) for line in lines(tmp_path / "audit")]
-    assert told == [("other", 401, None), ("/ui/data", 400, "acme"), ("/debug/requests", 400, "root")]
+    # Strangers are told of when the second is over.
+    assert told == [("/ui/data", 400, "acme"), ("/debug/requests", 400, "root"), ("other", 401, None)]
 
 
 async def test_of_looks_at_a_request_the_first_is_told(
@@ -203,20 +212,25 @@ async def test_how_an_answer_ended_is_told(ring: FakeRing, tokenizer: Tokenizer,
 
 async def test_grpc_has_lines_too(ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "audit"
-    server = grpc.aio.server()
-    add_services(server, service_of(ring, tokenizer, AuditLog(str(path))))
+    audit = AuditLog(str(path))
+    service = service_of(ring, tokenizer, audit)
+    server = grpc.aio.server(interceptors=interceptors_for(service))
+    add_services(server, service)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     asked = pb.GenerateRequest(text=SECRET, params=pb.SamplingParams(max_tokens=2))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         assert [r async for r in stub.Generate(asked, metadata=(("x-api-key", "k"),))]
-        with pytest.raises(grpc.aio.AioRpcError):
-            _ = [r async for r in stub.Generate(asked)]
+        for _ in range(20):
+            with pytest.raises(grpc.aio.AioRpcError):
+                _ = [r async for r in stub.Generate(asked)]
     await server.stop(0)
+    audit.close()
     known, stranger = lines(path)
     assert (known["tenant"], known["status"], known["completion_tokens"]) == ("acme", 200, 2)
-    assert (stranger["tenant"], stranger["status"]) == (None, 401)
+    assert (stranger["tenant"], stranger["status"], stranger["requests"]) == (None, 401, 20)
+    assert stranger["address"] == "127.0.0.1"
 
 
 async def test_a_file_that_was_moved_away_is_opened_again(
@@ -273,17 +287,17 @@ async def test_a_full_disk_loses_lines_and_tells_no_prompt(
 async def test_the_log_recovers_though_no_request_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("baton.router.api.audit.TRY_AGAIN_S", 0.01)
+    monkeypatch.setattr("baton.router.api.audit.BEAT_S", 0.01)
     registry = CollectorRegistry()
     audit = AuditLog(str(tmp_path / "audit"), metrics=AuditMetrics(registry))
     following = asyncio.create_task(audit.run())
     full = Full(monkeypatch)
-    audit.end(audit.begin("a"))
+    audit.end(of_acme(audit, "a"))
     await asyncio.sleep(0.1)
     assert registry.get_sample_value("baton_audit_log_up") == 0
     full.over()
     await until(lambda: registry.get_sample_value("baton_audit_log_up") == 1)
-    audit.end(audit.begin("b"))
+    audit.end(of_acme(audit, "b"))
     following.cancel()
     gap, line = lines(tmp_path / "audit")
     assert gap["lost_lines"] == 1 and line["request_id"] == "b"
@@ -295,11 +309,11 @@ async def test_half_a_line_does_not_take_the_next_one_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit = AuditLog(str(tmp_path / "audit"))
-    audit.end(audit.begin("a"))
+    audit.end(of_acme(audit, "a"))
     full = Full(monkeypatch, after=20)
-    audit.end(audit.begin("b"))
+    audit.end(of_acme(audit, "b"))
     full.over()
-    audit.end(audit.begin("c"))
+    audit.end(of_acme(audit, "c"))
     first, torn, gap, last = (tmp_path / "audit").read_text().splitlines()
     assert json.loads(first)["request_id"] == "a" and json.loads(last)["request_id"] == "c"
     assert len(torn) == 20 and json.loads(gap)["lost_lines"] == 1
@@ -350,7 +364,7 @@ async def test_where_the_log_is_a_duty_grpc_is_refused_too(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     Full(monkeypatch)
-    audit.end(audit.begin("a"))
+    audit.end(of_acme(audit, "a"))
     asked = pb.GenerateRequest(text=SECRET, params=pb.SamplingParams(max_tokens=2))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
@@ -377,6 +391,70 @@ class Full:
 
     def over(self) -> None:
         self._over = True
+
+
+async def test_strangers_have_a_line_for_each_second_and_address(
+    ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "audit"
+    async with serving(ring, tokenizer, path) as client:
+        for _ in range(100):
+            await client.post("/v1/completions", headers={"x-api-key": "no", "x-request-id": "r" * 128})
+        assert not lines(path)
+    [told] = lines(path)
+    assert told == {
+        "time": told["time"],
+        "request_id": told["request_id"],
+        "tenant": None,
+        "address": "127.0.0.1",
+        "requests": 100,
+        "endpoint": "other",
+        "status": 401,
+    }
+    assert path.stat().st_size < 300
+
+
+def test_lines_about_strangers_are_bounded_whatever_their_addresses(tmp_path: Path) -> None:
+    audit = AuditLog(str(tmp_path / "audit"))
+    for number in range(10_000):
+        record = audit.begin("r", address=f"10.0.{number // 256}.{number % 256}")
+        audit.end(record)
+    audit.tell_strangers()
+    told = lines(tmp_path / "audit")
+    assert len(told) == MAX_ADDRESSES + 1
+    assert sum(line["requests"] for line in told) == 10_000
+    assert told[-1]["address"] is None
+    audit.tell_strangers()
+    assert lines(tmp_path / "audit") == told
+
+
+async def test_a_line_about_strangers_that_is_lost_stops_nobody(
+    ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = CollectorRegistry()
+    audit = AuditLog(str(tmp_path / "audit"), required=True, metrics=AuditMetrics(registry))
+    async with serving_log(ring, tokenizer, audit) as client:
+        full = Full(monkeypatch)
+        assert (await client.get("/v1/models", headers={"x-api-key": "no"})).status_code == 401
+        audit.tell_strangers()
+        assert registry.get_sample_value("baton_audit_lines_lost_total") == 1
+        assert (await client.get("/health")).status_code == 200
+        audit.check()
+        full.over()
+        assert (await client.get("/v1/models")).status_code == 200
+    gap, known = lines(tmp_path / "audit")
+    assert gap["lost_lines"] == 1 and known["tenant"] == "acme"
+
+
+async def test_while_the_log_is_a_duty_that_fails_a_stranger_hears_only_that_a_key_is_needed(
+    ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = AuditLog(str(tmp_path / "audit"), required=True)
+    async with serving_log(ring, tokenizer, audit) as client:
+        Full(monkeypatch)
+        assert (await client.get("/v1/models")).status_code == 200
+        assert (await client.get("/v1/models")).status_code == 503
+        assert (await client.get("/v1/models", headers={"x-api-key": "no"})).status_code == 401
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -52,6 +53,12 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("model")
     byte_level_tokenizer(directory)
+    with _serving(directory) as server:
+        yield server
+
+
+@contextmanager
+def _serving(directory: Path) -> Iterator[Server]:
     program = [sys.executable, "-m", "tests.support.turns_server", str(directory)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -88,6 +95,17 @@ def _until_fast(server: Server, endpoint: str, body: bytes) -> Iterator[float]:
         yield took
         if took <= MAX_TURN_S:
             return
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/tokenize"])
+def test_no_template_holds_up_the_event_loop(tmp_path: Path, endpoint: str) -> None:
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    byte_level_tokenizer(tmp_path, template=loop)
+    with _serving(tmp_path) as server:
+        answer = server.post(endpoint, b'{"messages": [{"role": "user", "content": "hi"}]}')
+        assert answer.status_code == 400
+        assert "chat template takes more than" in answer.json()["error"]["message"]
+        assert server.turns().max_s < MAX_TURN_S
 
 
 def test_the_processes_end_with_the_router(tmp_path: Path) -> None:

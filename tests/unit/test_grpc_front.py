@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import pytest
@@ -18,6 +19,7 @@ from baton.router.api.catalogue import Catalogue
 from baton.router.api.grpc import front as grpc_front
 from baton.router.api.grpc.front import FrontInterceptor, interceptors_for
 from baton.router.api.grpc.messages import MessageLimits, MessageRoom
+from baton.router.api.grpc.probes import CHECK, ProbeLimits, ProbeRoom
 from baton.router.api.grpc.service import SERVICE_NAME, add_services, server_options
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
@@ -59,21 +61,28 @@ def service_of(ring: FakeRing, tokenizer: Tokenizer, *, keys: bool = True) -> Co
 
 
 @asynccontextmanager
-async def channel_to(
-    service: CompletionService, room: MessageRoom | None = None
-) -> AsyncIterator[grpc.aio.Channel]:
+async def serving(
+    service: CompletionService, room: MessageRoom | None = None, probes: ProbeRoom | None = None
+) -> AsyncIterator[str]:
+    """The address of a server."""
     interceptors = interceptors_for(service)
-    if room is not None:
-        interceptors[0] = FrontInterceptor(Catalogue([service]), room)
+    interceptors[0] = FrontInterceptor(Catalogue([service]), room, probes)
     server = grpc.aio.server(interceptors=interceptors, options=server_options(service.settings))
     add_services(server, service)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield channel
+        yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+@asynccontextmanager
+async def channel_to(
+    service: CompletionService, room: MessageRoom | None = None, probes: ProbeRoom | None = None
+) -> AsyncIterator[grpc.aio.Channel]:
+    async with serving(service, room, probes) as address, grpc.aio.insecure_channel(address) as channel:
+        yield channel
 
 
 async def refusal(call: AsyncIterable[object]) -> grpc.aio.AioRpcError:
@@ -222,23 +231,96 @@ async def test_who_sends_slowly_makes_room_for_others(
             call.cancel()
 
 
-async def test_watchers_of_the_health_are_bounded(
-    ring: FakeRing, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_front, "MAX_OPEN_CALLS", 3)
-    monkeypatch.setattr(grpc_front, "OPEN_CALL_S", 1.0)
-    async with channel_to(service_of(ring, tokenizer)) as channel:
+def probe(channel: grpc.aio.Channel, method: str) -> grpc.aio.StreamStreamCall[bytes, bytes]:
+    """A probe whose message is for the test to write."""
+    return channel.stream_stream(method, None, None)(None)
+
+
+async def test_a_check_is_answered_however_many_strangers_probe(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    """Strangers have 256 watches open, and 60 checks that send no message."""
+    probes = ProbeRoom(ProbeLimits(message_s=60))
+    own = [("grpc.use_local_subchannel_pool", 1)]
+
+    async def watch(health: health_pb2_grpc.HealthStub) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for _ in health.Watch(health_pb2.HealthCheckRequest()):
+                pass
+
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(serving(service_of(ring, tokenizer), None, probes))
+        connections = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(address, options=own)) for _ in range(6)
+        ]
+        honest = health_pb2_grpc.HealthStub(connections.pop())
+        silent = [probe(connections[-1], CHECK) for _ in range(60)]
+        watches = [
+            asyncio.create_task(watch(health_pb2_grpc.HealthStub(connections[number % 4])))
+            for number in range(256)
+        ]
+        ends = [asyncio.create_task(call.read()) for call in silent]
+        await until(lambda: sum(end.done() for end in ends) >= 60 - ProbeLimits().readers, 20)
+        for _ in range(20):
+            assert (await honest.Check(health_pb2.HealthCheckRequest(), timeout=10)).status == 1
+        assert probes.watching <= ProbeLimits().address_watches
+        for call in silent:
+            call.cancel()
+        for task in watches:
+            task.cancel()
+        await asyncio.gather(*watches, *ends, return_exceptions=True)
+
+
+async def test_a_check_that_sends_nothing_ends_in_time(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    probes = ProbeRoom(ProbeLimits(message_s=0.2))
+    async with channel_to(service_of(ring, tokenizer), None, probes) as channel:
+        assert (await refusal(probe(channel, CHECK))).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_watch_makes_room_for_a_newer_one(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    probes = ProbeRoom(ProbeLimits(address_watches=3, watch_s=2.0))
+    async with channel_to(service_of(ring, tokenizer), None, probes) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
-        for watch in watches:
-            assert (await watch.read()).status == 1
-        error = await refusal(health.Watch(health_pb2.HealthCheckRequest()))
-        assert error.code() == grpc.StatusCode.UNAVAILABLE
-        assert "3 calls of the health service are open" in (error.details() or "")
+        watches = []
+        for _ in range(4):
+            watches.append(health.Watch(health_pb2.HealthCheckRequest()))
+            assert (await watches[-1].read()).status == 1
+        assert await watches[0].code() == grpc.StatusCode.UNAVAILABLE
+        assert probes.watching == 3
         stub = inference_pb2_grpc.InferenceStub(channel)
         assert [_ async for _ in stub.Generate(ASKED, metadata=ACME)]
-        assert await watches[0].code() == grpc.StatusCode.UNAVAILABLE, "it has lasted long enough"
-        assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
+        assert await watches[1].code() == grpc.StatusCode.UNAVAILABLE, "it has lasted long enough"
+        for watch in watches:
+            watch.cancel()
+    await until(lambda: not probes.watching, 10)
+
+
+async def test_the_oldest_watch_of_the_fullest_address_leaves_first() -> None:
+    room = ProbeRoom(ProbeLimits(watches=4, address_watches=3))
+    left: list[str] = []
+
+    async def watch(name: str, peer: str) -> None:
+        try:
+            async with asyncio.timeout(None) as timeout:
+                with room.watch(peer, timeout):
+                    await asyncio.Event().wait()
+        except TimeoutError:
+            left.append(name)
+
+    calls: list[asyncio.Task[None]] = []
+    for name, peer in (
+        ("a", "ipv4:10.0.0.1:1"),
+        ("b", "ipv6:%5B2001:db8::1%5D:1"),
+        ("c", "ipv6:[2001:db8::2]:2"),  # of the same network
+        ("d", "ipv4:10.0.0.3:1"),
+        ("e", "ipv4:10.0.0.4:1"),
+        ("f", "ipv4:10.0.0.4:2"),
+    ):
+        calls.append(asyncio.create_task(watch(name, peer)))
+        await asyncio.sleep(0.01)
+    assert left == ["b", "a"], "first the network with two; then each address has one, and the oldest leaves"
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert not room.watching
 
 
 REFUSED: dict[str, tuple[Sequence[tuple[str, str]], pb.GenerateRequest | bytes, grpc.StatusCode]] = {

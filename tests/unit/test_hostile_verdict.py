@@ -125,6 +125,44 @@ def test_each_bound_is_held_or_named(
     assert found == said
 
 
+@pytest.mark.parametrize(
+    ("probe", "calm", "said"),
+    [
+        (0.04, 0.001, []),
+        (0.3, 0.25, []),
+        (0.3, 0.1, ["probes waited 300 ms, 100 ms in the calm"]),
+        (math.nan, math.nan, ["probes waited nan ms, nan ms in the calm"]),
+    ],
+)
+def test_beside_other_work_the_router_is_judged_by_the_calm(
+    probe: float, calm: float, said: list[str]
+) -> None:
+    felt = msgspec.structs.replace(FINE, turn=0.5, own_turn=0.4, silence=9.0, probe=probe, probe_calm=calm)
+    assert verdict.broken(Watched(), felt, {}, beside=True) == said
+
+
+def test_what_loads_the_workers_is_not_judged_by_the_time_between_tokens() -> None:
+    felt = msgspec.structs.replace(FINE, itl=1.0)
+    assert verdict.broken(Watched(), felt, {}, loads=True) == []
+    assert verdict.broken(Watched(), felt, {}) == ["ITL 50.0x"]
+
+
+def test_rounds_are_judged_together() -> None:
+    one = Recorded(requests=[stream(100.5, 0.02, 100), stream(111.0, 0.02, 100)])
+    other = Recorded(requests=[stream(100.5, 0.03, 100), stream(111.0, 0.06, 100)])
+    times = verdict.samples(one, PHASES)
+    times.add(verdict.samples(other, PHASES))
+    rounds = [
+        verdict.felt(each, PHASES, verdict.Turns(0.1, own)) for each, own in ((one, 0.01), (other, 0.02))
+    ]
+    felt = verdict.all_felt(rounds, times)
+    assert felt.itl_calm == pytest.approx(0.03)
+    assert felt.itl == pytest.approx(0.06)
+    assert (felt.requests, felt.own_turn) == (2, 0.02)
+    watched = verdict.all_watched([Watched(rss_peak=5.0, ended=["decode"]), Watched(rss_peak=3.0)])
+    assert (watched.rss_peak, watched.ended) == (5.0, ["decode"])
+
+
 def test_an_attacker_gets_no_500() -> None:
     assert verdict.broken(Watched(), FINE, {"400": 1, "500": 2}) == ["2 answers of 500"]
 

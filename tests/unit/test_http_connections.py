@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import logging
+import math
 import socket
 import ssl
 import sys
@@ -25,6 +26,7 @@ from baton.router.api.http.app import create_app
 from baton.router.api.http.server import connection as connection_module
 from baton.router.api.http.server import http_server as server_module
 from baton.router.api.http.server import listener as listener_module
+from baton.router.api.http.server import slots as slots_module
 from baton.router.api.http.server.connection import MAX_HEAD_BYTES, MAX_HEAD_LINES
 from baton.router.api.http.server.slots import ConnectionSlots, Slot, SlotLimits
 from baton.telemetry.http import HttpMetrics
@@ -351,9 +353,10 @@ class TestRoom:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
+        monkeypatch.setattr(slots_module, "RESTED_S", 0.1)
         accept = socket.socket.accept
         calls = 0
-        until_then = time.monotonic() + 0.5
+        until_then = math.inf
 
         def exhausted(self: socket.socket) -> tuple[socket.socket, object]:
             nonlocal calls
@@ -364,6 +367,8 @@ class TestRoom:
 
         async with front(ring, tokenizer) as at, connected(at.url) as silent:
             await until(lambda: at.connections("silent") == 1)
+            await asyncio.sleep(0.1)
+            until_then = time.monotonic() + 0.5
             monkeypatch.setattr(socket.socket, "accept", exhausted)
             async with connected(at.url) as client:
                 await client.send(get("/version"))
@@ -372,6 +377,28 @@ class TestRoom:
             assert 2 <= at.refused("descriptors") <= 6, "it does not spin"
             assert calls <= 10
         assert not caplog.records
+
+    async def test_the_last_descriptor_serves_one_client_after_the_other(
+        self, ring: FakeRing, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """None of them is reset, though the next ones wait to be accepted."""
+        accept = socket.socket.accept
+
+        async with front(ring, tokenizer) as at:
+
+            def last_one(self: socket.socket) -> tuple[socket.socket, object]:
+                if sum(at.connections(state) or 0 for state in ("silent", "idle", "busy")):
+                    raise OSError(errno.EMFILE, "Too many open files")
+                return accept(self)
+
+            monkeypatch.setattr(socket.socket, "accept", last_one)
+
+            async def ask() -> int:
+                async with connected(at.url) as client:
+                    await client.send(get("/version", "Connection: close"))
+                    return (await client.answer(30)).status
+
+            assert await asyncio.gather(*(ask() for _ in range(8))) == [200] * 8
 
     async def test_handshakes_count_and_end(
         self, ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path, hurried: None
@@ -503,6 +530,23 @@ class TestSlots:
         with pytest.raises(ApiError, match="too many requests"):
             held.take(address)
 
+    def test_who_came_a_moment_ago_makes_no_room(self) -> None:
+        """What it has sent need not have been read."""
+        now = 100.0
+        slots = ConnectionSlots(SlotLimits(8, 8), HttpMetrics(CollectorRegistry()), lambda: now)
+        closed: list[str] = []
+        first, second = slots.take("10.0.0.1"), slots.take("10.0.0.2")
+        first.close = partial(closed.append, "first")
+        second.close = partial(closed.append, "second")
+        slots.make_room()
+        assert not closed
+        now += slots_module.RESTED_S
+        second.asks()
+        second.rests()
+        slots.make_room()
+        slots.make_room()
+        assert closed == ["first"]
+
     @pytest.mark.parametrize(("descriptors", "total"), [(16, 16), (256, 192), (1024, 819), (1 << 20, 16384)])
     def test_some_descriptors_are_set_aside(self, descriptors: int, total: int) -> None:
         assert SlotLimits.of_descriptors(descriptors) == SlotLimits(total, round(total / 2))
@@ -518,3 +562,25 @@ async def test_the_soft_limit_is_raised() -> None:
     )
     said, _ = await process.communicate()
     assert said.decode().split() == ["300", "(300,", "300)"]
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /version HTTP/1.1\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET /version HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 400),
+        (b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n", 200),
+        (b"GET /version HTTP/1.1\r\nHost:\r\n\r\n", 200),
+        (b"GET /version HTTP/1.0\r\n\r\n", 200),
+    ],
+)
+async def test_a_request_has_one_host(ring: FakeRing, tokenizer: Tokenizer, head: bytes, status: int) -> None:
+    async with front(ring, tokenizer) as at, connected(at.url) as client:
+        await client.send(head)
+        answer = await client.answer()
+        assert answer.status == status
+        if status == 400:
+            assert answer.error["param"] == "host"
+            assert at.refused("malformed") == 1

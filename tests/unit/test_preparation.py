@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -20,10 +21,10 @@ from baton.router.api.http.preparing.prepare import BodyReader, ModelPreparers
 from baton.router.api.http.server.values import MAX_CONTAINERS
 from baton.router.api.menu import Menu, Offer
 from baton.router.api.prepared import Assignment, Document, Endpoint, PreparedJob
-from baton.router.api.prompts import TooMuchHereError
+from baton.router.api.prompts import NotHereError
 from baton.router.api.settings import ApiSettings
 from baton.router.preparation.frames import ModelSetup
-from baton.router.preparation.limits import LARGE_BYTES
+from baton.router.preparation.limits import LARGE_BYTES, QUICK, QUICK_BYTES, USUAL, BodyLimits
 from baton.router.preparation.pool import PreparationPool
 from baton.router.shared.limits import Tenant
 from baton.telemetry.preparation import PreparationMetrics
@@ -101,10 +102,15 @@ def registry() -> CollectorRegistry:
 def pools(tokenizer: Tokenizer, registry: CollectorRegistry) -> Pools:
     @asynccontextmanager
     async def pool(
-        directory: Path | None = tokenizer.directory, **given: float
+        *directories: Path,
+        keyed: bool = True,
+        usual: BodyLimits = USUAL,
+        quick: BodyLimits = QUICK,
     ) -> AsyncIterator[PreparationPool]:
-        models = [ModelSetup(str(directory), SETTINGS)]
-        made = PreparationPool(models, PreparationMetrics(registry), shared=True, **given)  # type: ignore[arg-type]
+        paths = directories or (tokenizer.directory,)
+        models = [ModelSetup(str(path), SETTINGS, f"model {n}") for n, path in enumerate(paths)]
+        metrics = PreparationMetrics(registry)
+        made = PreparationPool(models, metrics, shared=keyed, usual=usual, quick=quick)
         try:
             yield made
         finally:
@@ -147,13 +153,14 @@ async def test_an_error_is_told_elsewhere_as_it_is_here(reader: BodyReader, pool
             assert told == (here.message, here.param, here.code)
 
 
-def test_text_that_a_template_makes_is_not_tokenized_here(tokenizer: Tokenizer) -> None:
+def test_no_template_is_rendered_and_no_long_text_tokenized_on_the_event_loop(tokenizer: Tokenizer) -> None:
     own = ModelPreparers.of(tokenizer, SETTINGS)
-    here = BodyReader(lambda place: own, max_chars=100)
-    messages = [{"role": "user", "content": ""}] * 10
-    with pytest.raises(TooMuchHereError):
-        here.prepare(*body(("chat", {"messages": messages})))
-    with pytest.raises(TooMuchHereError):
+    here = BodyReader(lambda place: own, max_chars=100, renders=False)
+    messages = [{"role": "user", "content": ""}]
+    for endpoint in ("chat", "count", "tokenize"):
+        with pytest.raises(NotHereError):
+            here.prepare(*body((endpoint, {"messages": messages})))
+    with pytest.raises(NotHereError):
         here.prepare(*body(("completion", {"prompt": ["a" * 40] * 3})))
     assert here.prepare(*body(("completion", {"prompt": ["a" * 40] * 2})))
 
@@ -214,12 +221,10 @@ async def test_a_process_that_dies_hurts_one_request(pools: Pools, registry: Col
     await until(lambda: not children() - before, 5)
 
 
-async def test_a_body_that_takes_too_long_is_refused(tmp_path: Path, pools: Pools) -> None:
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    directory = byte_level_tokenizer(tmp_path, template=endless).directory
-    async with pools(directory, cpu_s=0.5) as pool:
-        with pytest.raises(ApiError, match=r"takes more than 0\.5 s to be read") as told:
-            await pool.prepare(EVIL, *body(("chat", CHAT)))
+async def test_a_body_that_takes_too_long_is_refused(pools: Pools) -> None:
+    async with pools(usual=msgspec.structs.replace(USUAL, cpu_s=0.1)) as pool:
+        with pytest.raises(ApiError, match=r"takes more than 0\.1 s to be read") as told:
+            await pool.prepare(EVIL, *long_text(6_000_000))
         assert (told.value.status, told.value.code) == (400, "request_too_complex")
         assert await pool.prepare(EVIL, *body(READ[0]))
 
@@ -228,7 +233,7 @@ async def test_a_body_that_takes_too_much_memory_is_refused(
     pools: Pools, registry: CollectorRegistry
 ) -> None:
     died = 0
-    async with pools(address_bytes=110 << 20) as pool:
+    async with pools(usual=msgspec.structs.replace(USUAL, address_bytes=110 << 20)) as pool:
         ids = b'{"prompt": [' + b",".join([b"70000"] * 1_300_000) + b"]}"
         strings = b'{"prompt": "a", "user": [' + b",".join([b'"abc"'] * 900_000) + b"]}"
         for asked, content in (
@@ -242,7 +247,7 @@ async def test_a_body_that_takes_too_much_memory_is_refused(
                 await pool.prepare(EVIL, asked, content)
             assert (told.value.status, told.value.code) == (400, "request_too_complex")
             died += len(alive - children())
-            assert await pool.prepare(EVIL, *body(READ[0]))
+            assert await pool.prepare(EVIL, *long_text(QUICK_BYTES))
     # Where the list of strings meets the limit decides whether its process says so or dies.
     labels = {"reason": "too_complex"}
     assert registry.get_sample_value("baton_preparation_processes_lost_total", labels) == died >= 2
@@ -283,6 +288,113 @@ async def test_a_process_waits_for_the_first_body(pools: Pools, registry: Collec
     async with pools() as pool:
         await pool.start()
         assert registry.get_sample_value("baton_preparation_processes") == 1
-        [first] = pool._idle
-        await pool.prepare(ACME, *body(READ[0]))
-        assert pool._idle == [first]
+        [first] = pool._started._idle
+        await pool.prepare(ACME, *long_text(QUICK_BYTES))
+        assert pool._started._idle == [first]
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+GROWS = "{% set ns = namespace(x=VALUE) %}{% for i in range(99999) %}{% set ns.x = GROWN %}{% endfor %}"
+SPELLINGS = {
+    "nested loops": ENDLESS,
+    "a text doubled": GROWS.replace("VALUE", "'aa'").replace("GROWN", "ns.x ~ ns.x"),
+    "a list doubled": GROWS.replace("VALUE", "[1]").replace("GROWN", "ns.x + ns.x"),
+    "a number squared": GROWS.replace("VALUE", "7").replace("GROWN", "ns.x * ns.x"),
+    "a width in a field": "{{ '{0:{1}}'.format(1, 1500000000) }}",
+    "an indented document": "{{ [1] | tojson(indent=1500000000) }}",
+    "joined ranges": "{% set t = range(99999) | join('a' * 999999) %}",
+    "a macro that calls itself": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+    "a long answer": "{% for a in range(99999) %}{% for b in range(99999) %}texts{% endfor %}{% endfor %}",
+}
+SOON = msgspec.structs.replace(QUICK, render_s=0.3)
+
+
+def for_models(*names: str) -> Assignment:
+    offers = (Offer((name,), ModelInfo(name, "r", CONTEXT, 402, frozenset({0})), True) for name in names)
+    return Assignment("chat", Menu(tuple(offers), False))
+
+
+def chat(model: str = "tiny", text: str = "hi") -> bytes:
+    return json.dumps({"model": model, "messages": [{"role": "user", "content": text}], "seed": 1}).encode()
+
+
+async def test_a_template_has_bounds_however_it_is_written(tmp_path: Path, pools: Pools) -> None:
+    template = "{% set told = messages[0].content %}" + "".join(
+        f"{{% if told == '{name}' %}}{source}{{% endif %}}" for name, source in SPELLINGS.items()
+    )
+    directory = byte_level_tokenizer(tmp_path, template=template + "{{ told }}").directory
+    async with pools(directory, quick=SOON) as pool:
+        for spelling in SPELLINGS:
+            with pytest.raises(ApiError) as told:
+                await pool.prepare(EVIL, for_models("tiny"), chat(text=spelling))
+            assert told.value.status == 400
+            assert told.value.code in ("request_too_complex", "chat_template_error")
+        assert await pool.prepare(EVIL, for_models("tiny"), chat())
+
+
+async def test_a_template_that_takes_too_long_is_told_by_its_own_error(
+    tmp_path: Path, pools: Pools, registry: CollectorRegistry
+) -> None:
+    directory = byte_level_tokenizer(tmp_path, template=ENDLESS).directory
+    async with pools(directory, quick=SOON) as pool:
+        with pytest.raises(ApiError, match=r"chat template takes more than 0\.3 s") as told:
+            await pool.prepare(EVIL, for_models("tiny"), chat())
+        assert told.value.param == "messages"
+    assert registry.get_sample_value("baton_preparation_processes_lost_total", {"reason": "template"}) == 1
+
+
+LOOPS_IF_TOLD = "{{ messages[0].content }}{% if 'loop' in messages[0].content %}" + ENDLESS + "{% endif %}"
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_a_template_that_loops_stops_no_other_tenant_or_model(
+    keyed: bool, tmp_path: Path, pools: Pools
+) -> None:
+    """With keys another tenant's chats go on, of the same model too; without them those of another model."""
+    bad = byte_level_tokenizer(tmp_path / "bad", template=LOOPS_IF_TOLD).directory
+    good = byte_level_tokenizer(tmp_path / "good", template=TOOL_TEMPLATE).directory
+    menu = for_models("bad", "good")
+    async with pools(bad, good, keyed=keyed, quick=msgspec.structs.replace(QUICK, render_s=5.0)) as pool:
+        await pool.start()
+        await until(lambda: pool._ready.count == 2, 60)
+        loops = [asyncio.create_task(pool.prepare(EVIL, menu, chat("bad", "loop"))) for _ in range(6)]
+        await asyncio.sleep(0.1)
+        for _ in range(5):
+            assert await pool.prepare(ACME, menu, chat("bad" if keyed else "good"))
+        assert not any(loop.done() for loop in loops)
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "does"),
+    [(ENDLESS, r"takes more than 0\.3 s"), (SPELLINGS["a width in a field"], "takes too much memory")],
+)
+async def test_chats_are_refused_if_the_template_fails_its_trial(
+    template: str, does: str, tmp_path: Path, pools: Pools, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = byte_level_tokenizer(tmp_path / "bad", template=template).directory
+    good = byte_level_tokenizer(tmp_path / "good", template=TOOL_TEMPLATE).directory
+    async with pools(bad, good, quick=SOON) as pool:
+        await pool.start()
+        await until(lambda: "chats are refused" in caplog.text, 60)
+        assert str(bad) in caplog.text
+        menu = for_models("bad", "good")
+        with pytest.raises(ApiError, match=f"The chat template of the model model 0 {does}") as told:
+            await pool.prepare(ACME, menu, chat("bad"))
+        assert (told.value.status, told.value.code) == (400, "chat_template_error")
+        assert await pool.prepare(ACME, menu, chat("good"))
+        completion = Assignment("completion", menu.menu)
+        assert await pool.prepare(ACME, completion, b'{"model": "bad", "prompt": "a", "seed": 1}')
+
+
+async def test_a_template_that_fails_its_trial_by_an_error_is_told_in_the_log(
+    tmp_path: Path, pools: Pools, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuses = "{{ raise_exception('no system message') }}"
+    directory = byte_level_tokenizer(tmp_path, template=refuses).directory
+    async with pools(directory) as pool:
+        await pool.start()
+        await until(lambda: "no system message" in caplog.text, 60)
+        assert str(directory) in caplog.text

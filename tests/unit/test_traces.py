@@ -212,8 +212,8 @@ def test_a_choice_that_is_over_is_not_told_of_what_became_of_the_others() -> Non
 # --- the store
 
 
-def ended(traces: Traces, number: int, *, begun: bool = True) -> RequestTrace:
-    trace = trace_of(f"cmpl-{number:032x}")
+def ended(traces: Traces, number: int, tenant: str = "acme", *, begun: bool = True) -> RequestTrace:
+    trace = trace_of(f"cmpl-{number:032x}", tenant)
     traces.begin(trace)
     if begun:
         trace.answers[0].begun(Attempt(0, 1.0, "d", None, placed()))
@@ -250,6 +250,21 @@ def test_refused_requests_do_not_drive_out_those_that_ran() -> None:
     late = ended(traces, 2000)
     assert list(traces.latest(None)) == [late, *reversed(kept), *reversed(ran)], "by when they ended"
     assert len(traces) == 91
+
+
+@pytest.mark.parametrize(("most", "most_bytes"), [(100, 1 << 30), (10_000, 300_000)])
+def test_a_tenants_flood_drives_out_its_own_requests(most: int, most_bytes: int) -> None:
+    traces = Traces(most, most_bytes)
+    own = [ended(traces, number) for number in range(5)]
+    flood = [ended(traces, number, "evil") for number in range(100, 5000)]
+    assert all(traces.find(trace.request_id, "acme") is trace for trace in own)
+    assert list(traces.latest("acme")) == own[::-1]
+    kept = list(traces.latest("evil"))
+    assert len(kept) > 5 and kept == flood[::-1][: len(kept)]
+    assert list(traces.latest(None)) == [*kept, *own[::-1]]
+    more = [ended(traces, number) for number in range(10_000, 15_000)]
+    assert traces.find(more[-1].request_id, "acme") is more[-1]
+    assert traces.find(flood[-1].request_id, "evil") is flood[-1], "and the other way round"
 
 
 def test_the_store_takes_no_more_than_it_says() -> None:
@@ -364,6 +379,7 @@ async def test_workers_tell_each_part_once_and_a_resumed_request_shows_each_atte
         parts = ("compute", "handoff", "join")
         assert sorted(told) == sorted((attempt, part) for attempt in (0, 1) for part in parts)
     assert first.ended is not None and first.why.startswith("worker_lost: ")
+    assert first.number == 0 and first.why.endswith("was lost, in attempt 0"), "all count from 0"
     assert second.ended is None and second.decode != first.decode
     for attempt in (first, second):
         assert attempt.prefill == workers[0].address

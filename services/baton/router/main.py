@@ -420,8 +420,12 @@ def _settings(model: _Model) -> ApiSettings:
 def _preparation_pool(
     config: RouterConfig, models: Sequence[_Model], registry: CollectorRegistry
 ) -> PreparationPool:
-    """Return the pool that reads large bodies. The processes of one router share the machine's cores."""
-    setups = [ModelSetup(str(model.tokenizer.directory), _settings(model)) for model in models]
+    """Return the pool that reads large bodies and chats. The processes of one router share the machine's
+    cores."""
+    setups = [
+        ModelSetup(str(model.tokenizer.directory), _settings(model), model.config.model_names[0])
+        for model in models
+    ]
     return PreparationPool(
         setups,
         PreparationMetrics(registry),

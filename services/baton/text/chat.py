@@ -11,10 +11,10 @@ import jinja2
 from jinja2.ext import Extension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton.text.config import Json
 from baton.text.errors import ChatTemplateError, TextTooLongError
+from baton.text.sandbox import SandboxedTemplates
 
 DEFAULT_MAX_PROMPT_CHARS = 16 * 1024 * 1024
 
@@ -33,29 +33,12 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with repetition bounded: ``'a' * 10**9`` would be built before any output is counted."""
-
-    intercepted_binops = frozenset({"*", "**"})
-    max_product = 1_000_000
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: object, right: object
-    ) -> object:
-        if operator == "**":
-            raise jinja2.exceptions.SecurityError("powers are not allowed in a chat template")
-        for sequence, count in ((left, right), (right, left)):
-            too_many = isinstance(count, int) and isinstance(sequence, str | list | tuple)
-            if too_many and len(sequence) * count > self.max_product:  # type: ignore[arg-type, operator]
-                raise jinja2.exceptions.SecurityError("the chat template repeats a text too often")
-        return super().call_binop(context, operator, left, right)
-
-
 class ChatTemplate:
-    """A compiled chat template, with the names that Hugging Face templates expect.
+    """A chat template, with the names that Hugging Face templates expect.
 
-    A template that does not compile is reported by `render`, as a request's error: the model still
-    serves plain completions.
+    It is compiled when it is first rendered, or by `compile`: whoever only reads its source runs nothing of
+    it. A template that does not compile is reported by `render`, as a request's error: the model still serves
+    plain completions.
     """
 
     def __init__(
@@ -76,9 +59,16 @@ class ChatTemplate:
         self._max_chars = max_chars
         self._template: jinja2.Template | None = None
         self._broken: str | None = None
+
+    def compile(self) -> None:
+        """Compile the template, if that has not been done."""
+        if self._for_tools is not None:
+            self._for_tools.compile()
+        if self._template is not None or self._broken is not None:
+            return
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+            self._template = _environment().from_string(self.source)
+        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
             self._broken = f"the model's chat template does not compile: {error}"
 
     def render(
@@ -96,7 +86,8 @@ class ChatTemplate:
         transformers' ``apply_chat_template``.
 
         Raises ChatTemplateError when the template fails or refuses, or leaves out the content to go on with,
-        and TextTooLongError when it writes too much.
+        TextTooLongError when it writes too much, and MemoryError. Its time has no bound here: a service
+        renders in a process that has one.
         """
         if tools and self._for_tools is not None:
             return self._for_tools.render(
@@ -112,6 +103,7 @@ class ChatTemplate:
                 [*messages[:-1], marked], add_generation_prompt=False, tools=tools, arguments=arguments
             )
             return _up_to_mark(text, str(messages[-1]["content"]))
+        self.compile()
         if self._template is None:
             raise ChatTemplateError(self._broken or "the model's chat template does not compile")
         variables: dict[str, object] = {
@@ -132,7 +124,7 @@ class ChatTemplate:
                 if size > self._max_chars:
                     raise TextTooLongError(size, self._max_chars)
                 pieces.append(piece)
-        except (ChatTemplateError, TextTooLongError):
+        except (ChatTemplateError, TextTooLongError, MemoryError):
             raise
         except Exception as error:  # a template can raise anything that Python can
             raise ChatTemplateError(
@@ -177,12 +169,8 @@ def _join(told: list[Mapping[str, Json]], contents: Sequence[str]) -> None:
         told[-1] = {**told[-1], "content": "\n\n".join(contents)}
 
 
-def _environment() -> _Environment:
-    environment = _Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _GenerationTag],
-    )
+def _environment() -> SandboxedTemplates:
+    environment = SandboxedTemplates(["jinja2.ext.loopcontrols", _GenerationTag])
     environment.filters["tojson"] = _to_json
     globals_: dict[str, Callable[..., object]] = {
         "raise_exception": _raise_exception,

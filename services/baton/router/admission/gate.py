@@ -121,6 +121,11 @@ class Gate:
         if self._queue.waiting:
             self._admit()
 
+    def look(self) -> None:
+        """Let in what there is room for now. Otherwise that is looked at when a request comes or ends, and
+        every ``LOOK_S``."""
+        self._admit()
+
     def _admit(self) -> None:
         self._known = self._capacity() or self._known
         room = self._known or Capacity(seats=1 << 30)

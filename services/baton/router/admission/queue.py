@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -47,8 +48,8 @@ class QueueBounds:
     max_wait_s: float
     shared: bool = True
     """Whether each tenant has a share of the queue; otherwise any tenant may fill it."""
-    max_open: int | None = None
-    """The most requests of one tenant that may be open at once; None: any number."""
+    most_seats: Callable[[int], int] | None = None
+    """Returns how many of all seats the requests of one tenant may have at once; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +237,7 @@ class FairQueue:
         """Return the requests whose turn it is now, which are open from here on."""
         admitted: list[QueueEntry] = []
         while True:
-            tenant = self._next()
+            tenant = self._next(capacity)
             if tenant is None or not self._fits(tenant.waiting[0][2], capacity):
                 break
             entry = heapq.heappop(tenant.waiting)[2]
@@ -252,11 +253,11 @@ class FairQueue:
         self.pace.waiting(bool(self.waiting), now)
         return admitted
 
-    def _next(self) -> _Tenant | None:
+    def _next(self, capacity: Capacity) -> _Tenant | None:
         for tenant in self._tenants.values():
             while tenant.waiting and tenant.waiting[0][2] in self._gone:
                 self._gone.discard(heapq.heappop(tenant.waiting)[2])
-        most = self._bounds.max_open
+        most = None if self._bounds.most_seats is None else self._bounds.most_seats(capacity.seats)
         waiting = (t for t in self._tenants.values() if t.count and (most is None or t.open < most))
         return min(waiting, key=lambda t: t.tag, default=None)
 

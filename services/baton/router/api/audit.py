@@ -1,5 +1,6 @@
 """The audit log: one line of JSON for each request, with who asked for what and what it used. Prompts are
-written only if that is configured."""
+written only if that is configured. What is refused before it is known who asks has one line for each second
+and address."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from baton.process.options import ConfigError
 from baton.router.api.errors import ApiError
 from baton.router.api.relay import SlowClientError
+from baton.router.api.strangers import StrangersRequests, StrangersTally
 from baton.router.dispatch.types import RingError
 from baton.router.security.client import Client
 from baton.telemetry.audit import AuditMetrics
@@ -30,9 +32,9 @@ log = logging.getLogger(__name__)
 MAX_PROMPT = 4096
 """The most tokens, and characters, that are written of each prompt."""
 MAX_PROMPTS = 16
-TRY_AGAIN_S = 1.0
-"""The time between two tries to write a log that could not be written, in seconds, while no line is to be
-written."""
+BEAT_S = 1.0
+"""The time between two lines about refused strangers from one address, in seconds, and between two tries to
+write a log that could not be written while no line is to be written."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,8 @@ class AuditRecord:
     endpoint: str = "other"
     client_id: str | None = None
     """The client's own id of the request."""
+    address: str | None = None
+    """The address that the request came from, as bounds count it."""
     with_prompts: bool = False
     started: float = field(default_factory=time.perf_counter)
     client: Client | None = None
@@ -193,7 +197,8 @@ class AuditLog:
     """Writes a line when a request ends. Event loop's thread only.
 
     A line that cannot be written is lost: it is counted, and written nowhere else, as it may hold a prompt.
-    The first line that can be written again is preceded by a line that says how many are missing.
+    The first line that can be written again is preceded by a line that says how many are missing. Whether a
+    line about strangers could be written decides nothing about the requests of tenants.
     """
 
     def __init__(
@@ -210,6 +215,7 @@ class AuditLog:
         self._required = required
         self._metrics = metrics or AuditMetrics(CollectorRegistry())
         self._failing = False
+        self._strangers = StrangersTally()
         self._missing = 0
         """The number of lines lost since the last one that was written."""
         try:
@@ -217,8 +223,14 @@ class AuditLog:
         except OSError as error:
             raise ConfigError("audit_log", f"{path}: {error.strerror or error}") from None
 
-    def begin(self, request_id: str, client_id: str | None = None, endpoint: str = "other") -> AuditRecord:
-        return AuditRecord(request_id, endpoint, client_id, self._prompts)
+    def begin(
+        self,
+        request_id: str,
+        client_id: str | None = None,
+        endpoint: str = "other",
+        address: str | None = None,
+    ) -> AuditRecord:
+        return AuditRecord(request_id, endpoint, client_id, address, self._prompts)
 
     def check(self) -> None:
         """Raise ApiError if no request may be answered now."""
@@ -227,26 +239,38 @@ class AuditLog:
             raise ApiError(503, message, code="audit_log_unavailable")
 
     def end(self, record: AuditRecord) -> None:
-        """Write the line of a request that is over."""
-        self._write(record.line() + b"\n")
+        """Write the line of a request that is over, or count it if nobody knows who asked."""
+        if record.client is None:
+            self._strangers.add(record.address, record.request_id, record.endpoint, record.status)
+        else:
+            self._write(record.line() + b"\n")
 
     async def run(self) -> NoReturn:
-        """Try a log that cannot be written from time to time, also if no request comes. Runs for as long as
-        the router."""
+        """Write the lines about strangers, and try a log that cannot be written from time to time, also if no
+        request comes. Runs for as long as the router."""
         while True:
-            await asyncio.sleep(TRY_AGAIN_S)
+            await asyncio.sleep(BEAT_S)
+            self.tell_strangers()
             if self._failing:
                 self._write(b"")
 
+    def tell_strangers(self) -> None:
+        """Write what strangers have asked since this was called last."""
+        for address, requests in self._strangers.take().items():
+            self._write(_strangers_line(address, requests) + b"\n", strangers=True)
+
     def close(self) -> None:
+        self.tell_strangers()
         self._sink.close()
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes, *, strangers: bool = False) -> None:
         try:
-            self._sink.write(self._gap() + line if self._failing else line)
+            self._sink.write(self._gap() + line if self._failing or self._missing else line)
         except OSError as error:
             self._missing += bool(line)
             self._metrics.lost.inc(bool(line))
+            if strangers:
+                return
             if not self._failing:
                 log.error("the audit log cannot be written, lines are lost: %s", error.strerror or error)
             self._failing = True
@@ -259,6 +283,19 @@ class AuditLog:
 
     def _gap(self) -> bytes:
         return orjson.dumps({"time": _now(), "lost_lines": self._missing}) + b"\n"
+
+
+def _strangers_line(address: str | None, requests: StrangersRequests) -> bytes:
+    entry: dict[str, object] = {
+        "time": _now(),
+        "request_id": requests.request_id,
+        "tenant": None,
+        "address": address,
+        "requests": requests.count,
+        "endpoint": requests.endpoint,
+        "status": requests.status,
+    }
+    return orjson.dumps(entry)
 
 
 def _now() -> str:

@@ -29,11 +29,17 @@ CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 UsageMode: TypeAlias = Literal["none", "final", "continuous"]
 
 
-class Assignment(msgspec.Struct, frozen=True, array_like=True):
+CHATS: frozenset[Endpoint] = frozenset({"chat", "response", "message", "count"})
+"""The endpoints whose bodies a chat template makes a prompt of."""
+
+
+class Assignment(msgspec.Struct, frozen=True, array_like=True, tag="body"):
     """What must be known to read a body, besides the body."""
 
     endpoint: Endpoint
     menu: Menu
+    refused_templates: dict[int, str] = {}
+    """Why chats for a model are refused, by its place in the menu; without the models that chats may ask."""
 
 
 class Telling(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -24,18 +25,33 @@ class Echo:
     """The character of ``text`` at which each of the prompt's tokens begins; empty if not needed."""
 
 
-class TooMuchHereError(Exception):
-    """A request with more text than may be processed where it is read."""
+class NotHereError(Exception):
+    """A request that may not be processed where it is read: it has too much text, or messages for a chat
+    template."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateRules:
+    """How the chat template of a model may be used."""
+
+    refused: str | None = None
+    """Why no chat is rendered; None if chats are."""
+    bounded: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Bounds the time of what is done within."""
 
 
 class PromptReader:
     """Turns the texts, messages or ids of one request into prompts that fit the model."""
 
-    def __init__(self, tokenizer: Tokenizer, max_chars: int | None = None) -> None:
-        """``max_chars``: the most characters of all texts together, above which TooMuchHereError is raised;
-        None: any number."""
+    def __init__(
+        self, tokenizer: Tokenizer, max_chars: int | None = None, templates: TemplateRules | None = None
+    ) -> None:
+        """``max_chars``: the most characters of all texts together, above which NotHereError is raised; None:
+        any number. ``templates``: None if no chat template may be rendered here, which raises NotHereError
+        too."""
         self._tokenizer = tokenizer
         self._left = max_chars
+        self._templates = templates
 
     def from_text(
         self,
@@ -122,18 +138,23 @@ class PromptReader:
         arguments: Mapping[str, Json] | None = None,
     ) -> str:
         """Return the chat template's text for ``messages``; see `render_chat`."""
-        return render_chat(
-            self._tokenizer,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            arguments=arguments,
-        )
+        if self._templates is None:
+            raise NotHereError
+        if self._templates.refused is not None:
+            raise invalid("messages", self._templates.refused, "chat_template_error")
+        with self._templates.bounded():
+            return render_chat(
+                self._tokenizer,
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                arguments=arguments,
+            )
 
     def _use(self, chars: int) -> None:
         if self._left is None:
             return
         self._left -= chars
         if self._left < 0:
-            raise TooMuchHereError
+            raise NotHereError

@@ -13,7 +13,7 @@ class HereReader(Protocol):
     """Reads bodies on the event loop."""
 
     def prepare(self, assignment: Assignment, body: bytes) -> PreparedJob | Document:
-        """Return what ``body`` asks for. Raises RequestError, ApiError, and TooMuchHereError."""
+        """Return what ``body`` asks for. Raises RequestError, ApiError, and NotHereError."""
 
     def format_of(self, prepared: PreparedJob) -> AnswerFormat | None:
         """Return how the answers to a chat are parsed; None: as content alone."""

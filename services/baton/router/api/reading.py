@@ -1,4 +1,9 @@
-"""The reading of bodies without blocking the event loop: small ones on it, large ones in another process."""
+"""The reading of bodies without blocking the event loop: small ones on it, large ones and chats in another
+process.
+
+A chat template is a program of whoever made the model: how long it takes says nothing about the body. So it
+is never rendered on the event loop.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,8 @@ import msgspec
 
 from baton.request.truncation import Truncation
 from baton.router.api.catalogue import Catalogue
-from baton.router.api.prepared import ID_TYPE, Assignment, Document, Endpoint, PreparedJob
-from baton.router.api.prompts import TooMuchHereError
+from baton.router.api.prepared import CHATS, ID_TYPE, Assignment, Document, Endpoint, PreparedJob
+from baton.router.api.prompts import NotHereError
 from baton.router.api.readers import HereReader
 from baton.router.security.client import Client
 from baton.tools.answer import AnswerFormat
@@ -57,9 +62,9 @@ class Reading:
         assignment = Assignment(endpoint, self._catalogue.menu(client))
         if self._elsewhere is None:
             return self._here.prepare(assignment, body)
-        if len(body) <= INLINE_BYTES:
+        if len(body) <= INLINE_BYTES and endpoint not in CHATS:
             try:
                 return self._here.prepare(assignment, body)
-            except TooMuchHereError:  # a template has made a long text of a small body
+            except NotHereError:  # it has messages for a template, or makes a long text of few bytes
                 pass
         return await self._elsewhere.prepare(client.tenant, assignment, body)

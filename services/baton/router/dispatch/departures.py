@@ -54,10 +54,11 @@ class Departures:
         for part, role in sorted(lost, key=lambda each: each[0].turn):
             if not part.going:
                 continue
-            message = f"the {role} worker answering this request was lost, in attempt {part.attempt}"
+            ended = part.attempt - 1  # the next attempt has its number already; all count from 0
+            message = f"the {role} worker answering this request was lost, in attempt {ended}"
             error = RingError(503, "worker_lost", message)
             if worker.draining:  # the worker had announced its end: no failure of the request
-                log.warning("request %s: attempt %d ended: %s", part.name, part.attempt - 1, error)
+                log.warning("request %s: attempt %d ended: %s", part.name, ended, error)
                 self._attempts.go_on(part, "drain", error)
             else:
                 self._attempts.resume(part, "worker_lost", error)

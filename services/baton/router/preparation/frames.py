@@ -1,7 +1,8 @@
 """The messages between a router and a process that reads bodies.
 
-Each message is a frame of msgpack behind its length in 4 bytes, big endian. The router sends one ``Setup``,
-then for each body an ``Assignment`` and the body as it came; the process answers each with one ``Said``.
+Each message is a frame of msgpack behind its length in 4 bytes, big endian. The router sends one ``Setup``;
+an empty frame says that the process is ready. Then the router sends, for each body, an ``Assignment`` and the
+body as it came, or a ``TemplateTrial`` and nothing; the process answers each with one ``Said``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from baton.router.api.prepared import ID_TYPE, Document, PreparedJob
+from baton.router.api.prepared import ID_TYPE, Assignment, Document, PreparedJob
 from baton.router.api.settings import ApiSettings
+from baton.router.preparation.limits import BodyLimits
 
 LENGTH_BYTES = 4
 
@@ -23,6 +25,8 @@ class ModelSetup(msgspec.Struct, frozen=True):
     directory: str
     """The model's directory, which has its tokenizer."""
     settings: ApiSettings
+    name: str = "the model"
+    """The name by which messages call the model."""
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -30,10 +34,18 @@ class Setup(msgspec.Struct, frozen=True):
 
     models: tuple[ModelSetup, ...]
     """The models, in the order of all menus."""
-    cpu_s: float
-    """The most CPU time for one body, in seconds."""
-    address_bytes: int
-    """The most address space of the process, in bytes."""
+    limits: BodyLimits
+    niceness: int = 0
+    eager: bool = False
+    """Whether all models are loaded before the process is ready; otherwise the first one is, and others are
+    when a body asks for them."""
+
+
+class TemplateTrial(msgspec.Struct, frozen=True, array_like=True, tag="trial"):
+    """The question whether the chat template of a model renders a short message."""
+
+    model: int
+    """The model's place in all menus."""
 
 
 class Packed(msgspec.Struct, frozen=True, tag="packed"):
@@ -58,13 +70,22 @@ class RefusedBody(msgspec.Struct, frozen=True, tag="refused"):
     code: str | None
 
 
-class Said(msgspec.Struct, frozen=True):
-    """The answer to one body."""
+class Tried(msgspec.Struct, frozen=True, tag="tried"):
+    """The end of a trial in time."""
 
-    result: Packed | Document | RefusedBody
+    error: str | None
+    """Why the template does not render the message; None if it does, or if there is no template."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """The answer to one question."""
+
+    result: Packed | Document | RefusedBody | Tried
     ends: bool = False
     """Whether this process answers nothing more, so that another takes its place."""
 
+
+Question: TypeAlias = Assignment | TemplateTrial
 
 Content: TypeAlias = msgspec.Struct | bytes
 
@@ -78,3 +99,7 @@ def frame(content: Content) -> bytes:
 def length_of(body: bytes) -> bytes:
     """Return the length prefix of ``body``."""
     return len(body).to_bytes(LENGTH_BYTES)
+
+
+READY = frame(b"")
+"""The first frame of a process."""

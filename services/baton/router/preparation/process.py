@@ -10,9 +10,8 @@ import sys
 
 import msgspec
 
-from baton.router.api.prepared import Assignment
-from baton.router.preparation.frames import LENGTH_BYTES, Said, frame, length_of
-from baton.router.preparation.limits import MAX_ANSWER_BYTES
+from baton.router.preparation.frames import LENGTH_BYTES, Question, Said, frame, length_of
+from baton.router.preparation.limits import MAX_ANSWER_BYTES, QUICK_BYTES
 
 _BUFFER_BYTES = 1 << 20
 _ENDS_S = 10.0
@@ -43,11 +42,11 @@ class BodyProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._ready = False
 
     @classmethod
     async def start(cls, setup: bytes) -> BodyProcess:
-        """Start a process and send it ``setup``, its first frame. The first question waits until the process
-        is ready. Raises OSError."""
+        """Start a process and send it ``setup``, its first frame. Raises OSError."""
         ours, its = socket.socketpair()
         with its:
             # Not started by the event loop, which forks, and gRPC would stop its threads for that. Popen does
@@ -71,20 +70,35 @@ class BodyProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ask(self, assignment: Assignment, body: bytes) -> Said:
-        """Return the answer to ``body``. Raises DiedError."""
+    async def ready(self) -> None:
+        """Wait until the process can answer. Raises DiedError."""
+        if not self._ready:
+            await self._frame()
+            self._ready = True
+
+    async def ask(self, question: Question, body: bytes) -> Said:
+        """Return the answer to ``question`` about ``body``. Raises DiedError."""
+        await self.ready()
         try:
-            self._writer.write(frame(assignment) + length_of(body))
-            self._writer.write(body)
+            before = frame(question) + length_of(body)
+            # Together, so that the process wakes up once; a large body is not copied for that.
+            self._writer.writelines((before + body,) if len(body) <= QUICK_BYTES else (before, body))
             await self._writer.drain()
+        except OSError:
+            raise DiedError(await self._ended()) from None
+        try:
+            return _SAID.decode(await self._frame())
+        except msgspec.MsgspecError:
+            raise DiedError(None) from None
+
+    async def _frame(self) -> bytes:
+        try:
             size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES))
             if size > MAX_ANSWER_BYTES:
                 raise DiedError(None)
-            return _SAID.decode(await self._reader.readexactly(size))
+            return await self._reader.readexactly(size)
         except (OSError, asyncio.IncompleteReadError):
             raise DiedError(await self._ended()) from None
-        except msgspec.MsgspecError:
-            raise DiedError(None) from None
 
     async def end(self) -> None:
         """End the process, whatever it does."""

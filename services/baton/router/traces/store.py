@@ -31,13 +31,23 @@ MAX_SEARCHED = 10_000
 ended, and as many that were given to no worker. Running ones come on top. The event loop waits meanwhile."""
 
 
+class _Tenant:
+    """The ended requests of one tenant."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[str, RequestTrace] = OrderedDict()
+        self.num_bytes = 0
+
+
 class _Ended:
-    """The traces of the latest requests that have ended, bounded in number and bytes."""
+    """The traces of the latest requests that have ended, bounded in number and bytes. What makes room is the
+    oldest trace of the tenant that has the most, so that a flood of one tenant's evicts its own."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, tuple[RequestTrace, int]] = OrderedDict()
+        self._tenants: dict[str, _Tenant] = {}
         self.num_bytes = 0
         self.num_dropped = 0
 
@@ -47,18 +57,36 @@ class _Ended:
     def add(self, trace: RequestTrace) -> None:
         size = size_of(trace)
         self._kept[trace.key] = trace, size
+        tenant = self._tenants.setdefault(trace.tenant, _Tenant())
+        tenant.kept[trace.key] = trace
+        tenant.num_bytes += size
         self.num_bytes += size
         while len(self._kept) > self._max_requests or self.num_bytes > self._max_bytes:
-            _, (_, gone) = self._kept.popitem(last=False)
-            self.num_bytes -= gone
-            self.num_dropped += 1
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        by_bytes = self.num_bytes > self._max_bytes
+        name, fullest = max(
+            self._tenants.items(), key=lambda item: item[1].num_bytes if by_bytes else len(item[1].kept)
+        )
+        key, _ = fullest.kept.popitem(last=False)
+        _, size = self._kept.pop(key)
+        fullest.num_bytes -= size
+        self.num_bytes -= size
+        self.num_dropped += 1
+        if not fullest.kept:
+            del self._tenants[name]
 
     def get(self, key: str) -> RequestTrace | None:
         return self._kept.get(key, (None, 0))[0]
 
-    def latest(self) -> Iterator[RequestTrace]:
-        """Return the latest traces that are searched, the latest first."""
-        return (trace for trace, _ in islice(reversed(self._kept.values()), MAX_SEARCHED))
+    def latest(self, tenant: str | None) -> Iterator[RequestTrace]:
+        """Return the latest traces that are searched, the latest first. ``tenant``: whose; None: all
+        tenants'."""
+        if tenant is None:
+            return (trace for trace, _ in islice(reversed(self._kept.values()), MAX_SEARCHED))
+        own = self._tenants.get(tenant)
+        return iter(()) if own is None else islice(reversed(own.kept.values()), MAX_SEARCHED)
 
 
 class Traces:
@@ -136,12 +164,13 @@ class Traces:
     def latest(self, tenant: str | None) -> Iterator[RequestTrace]:
         """Return the traces of running requests, then of ended ones, the latest first, as far as they are
         searched."""
-        ended = merge(self._begun.latest(), self._unbegun.latest(), key=lambda trace: -(trace.ended or 0.0))
+        kinds = self._begun.latest(tenant), self._unbegun.latest(tenant)
+        ended = merge(*kinds, key=lambda trace: -(trace.ended or 0.0))
         return self._of(tenant, ended)
 
     def searched(self, tenant: str | None) -> Iterator[RequestTrace]:
         """Return the traces that `latest` returns, those that have ended in no order."""
-        return self._of(tenant, chain(self._begun.latest(), self._unbegun.latest()))
+        return self._of(tenant, chain(self._begun.latest(tenant), self._unbegun.latest(tenant)))
 
     def _of(self, tenant: str | None, ended: Iterable[RequestTrace]) -> Iterator[RequestTrace]:
         traces = chain(reversed(self._running.values()), ended)

@@ -17,6 +17,7 @@ from typing import TypeAlias, cast
 
 import grpc
 
+from baton.net.addresses import counted_peer
 from baton.net.decoding import DecodingInterceptor, Handler, handler_parts
 from baton.net.message_bounds import MessageBounds
 from baton.net.rpc_status import Context
@@ -24,19 +25,13 @@ from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError
 from baton.router.api.grpc.errors import Ending
 from baton.router.api.grpc.messages import MessageRoom
+from baton.router.api.grpc.probes import PROBES, WATCH, ProbeRoom
 from baton.router.api.service import CompletionService
+from baton.router.security.client import Client
 from baton.v1 import inference_pb2 as pb
 
-OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
-"""The methods for probes, which need no key."""
-
 MAX_CALLS = 16_384
-"""The most calls that are open at a time, streams of tokens included."""
-MAX_OPEN_CALLS = 256
-"""The most calls of `OPEN_METHODS` that are open at a time."""
-OPEN_CALL_S = 600.0
-"""The longest time of a call of `OPEN_METHODS`, in seconds. A client that watches the health then asks again,
-as gRPC's clients do."""
+"""The most calls that are open at a time but for probes, streams of tokens included."""
 
 MAX_STREAMS = 128
 """The most calls of one connection that are open at a time; further ones wait in the client, and a client
@@ -81,11 +76,13 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     """Refuses calls without a known key, where there are keys, and bounds what other calls may send at a
     time. Must be the first of a server's interceptors."""
 
-    def __init__(self, catalogue: Catalogue, room: MessageRoom | None = None) -> None:
+    def __init__(
+        self, catalogue: Catalogue, room: MessageRoom | None = None, probes: ProbeRoom | None = None
+    ) -> None:
         self._catalogue = catalogue
         self._room = room or MessageRoom()
+        self._probes = probes or ProbeRoom()
         self._calls = 0
-        self._open_calls = 0
 
     async def intercept_service(
         self,
@@ -98,41 +95,41 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         if handler is None:
             return handler
         try:
-            tenant = self._admit(method, text_of(handler_call_details.invocation_metadata))
+            client = self._admit(method, text_of(handler_call_details.invocation_metadata))
         except ApiError as error:
             return self._refusing(method, Ending.of(error))
-        return self._bounded(handler, method, tenant)
+        return self._bounded(handler, method, client)
 
-    def _admit(self, method: str, metadata: dict[str, str]) -> str | None:
-        """Return the name of the tenant that calls; None for a probe, from any client. Raises ApiError."""
+    def _admit(self, method: str, metadata: dict[str, str]) -> Client | None:
+        """Return who calls; None for a probe, from anybody. Raises ApiError."""
+        if method in PROBES:
+            return None
         if self._calls >= MAX_CALLS:
             raise _busy(f"{MAX_CALLS} calls are open")
-        if method in OPEN_METHODS:
-            if self._open_calls >= MAX_OPEN_CALLS:
-                raise _busy(f"{MAX_OPEN_CALLS} calls of the health service are open")
-            return None
         authentication = self._catalogue.authentication
-        return authentication.client(metadata.get("authorization"), metadata.get("x-api-key")).tenant.name
+        return authentication.client(metadata.get("authorization"), metadata.get("x-api-key"))
 
     def _refusing(self, method: str, ending: Ending) -> Handler:
         """Return a handler that ends its call without reading what was sent."""
-        if method == f"/{_GENERATE}":
-            self._note(ending.status)
 
         async def refuse(requests: AsyncIterator[bytes], context: Context) -> None:
+            self._note(method, ending.status, None, context)
             ending.end(context)
 
         return cast(Handler, grpc.stream_stream_rpc_method_handler(refuse, None, None))
 
-    def _note(self, status: int) -> None:
+    def _note(self, method: str, status: int, client: Client | None, context: Context) -> None:
         """Count a request that reaches no method."""
+        if method != f"/{_GENERATE}":
+            return
         self._catalogue.metrics.requests.labels(_GENERATE, str(status)).inc()
         if (audit := self._catalogue.audit) is not None:
-            record = audit.begin(f"grpc-{uuid.uuid4().hex}", endpoint=_GENERATE)
-            record.status = status
+            address = counted_peer(context.peer())
+            record = audit.begin(f"grpc-{uuid.uuid4().hex}", endpoint=_GENERATE, address=address)
+            record.status, record.client = status, client
             audit.end(record)
 
-    def _bounded(self, handler: Handler, method: str, tenant: str | None) -> Handler:
+    def _bounded(self, handler: Handler, method: str, client: Client | None) -> Handler:
         """Return ``handler`` with its calls counted, and a single message, if it takes one, read here."""
         _, behaviour = handler_parts(handler)
         streams = handler.request_streaming
@@ -141,8 +138,8 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             generating = cast(Callable[[_Given, Context], AsyncGenerator[object]], behaviour)
 
             async def generate(requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[object]:
-                async with self._call(method, context):
-                    given = requests if streams else await self._room.read(requests, tenant)
+                async with self._call(method, client, context):
+                    given = requests if streams else await self._message(requests, client, context)
                     if given is not None:
                         async with aclosing(generating(given, context)) as answers:
                             async for answer in answers:
@@ -152,35 +149,45 @@ class FrontInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         responding = cast(Callable[[_Given, Context], Awaitable[object]], behaviour)
 
         async def respond(requests: AsyncIterator[bytes], context: Context) -> object:
-            async with self._call(method, context):
-                given = requests if streams else await self._room.read(requests, tenant)
-                return None if given is None else await responding(given, context)
+            async with self._call(method, client, context):
+                given = requests if streams else await self._message(requests, client, context)
+                if given is None:  # not even an answer of nothing: gRPC would log its attempt to write it
+                    raise ApiError(400, "The call has no message.", code="missing_message")
+                return await responding(given, context)
             return None
 
         to_many = handler.response_streaming
         make = grpc.stream_stream_rpc_method_handler if to_many else grpc.stream_unary_rpc_method_handler
         return cast(Handler, make(respond, None, serialize))
 
+    async def _message(
+        self, requests: AsyncIterator[bytes], client: Client | None, context: Context
+    ) -> bytes | None:
+        if client is None:
+            return await self._probes.read(requests, context.peer())
+        return await self._room.read(requests, client.tenant.name)
+
     @asynccontextmanager
-    async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
+    async def _call(self, method: str, client: Client | None, context: Context) -> AsyncIterator[None]:
         """Count an open call, and end it with the errors of what comes before its method."""
-        probe = method in OPEN_METHODS
-        self._calls += 1
-        self._open_calls += probe
+        counted = method not in PROBES
+        self._calls += counted
         ending: Ending | None = None
         try:
-            async with asyncio.timeout(OPEN_CALL_S if probe else None):
-                yield
+            async with asyncio.timeout(None) as timeout:
+                if method == WATCH:
+                    with self._probes.watch(context.peer(), timeout):
+                        yield
+                else:
+                    yield
         except TimeoutError:
-            ending = Ending.of(_busy(f"the call has lasted {OPEN_CALL_S:g} s"))
+            ending = Ending.of(_busy("the call has lasted long enough; ask again"))
         except ApiError as error:
             ending = Ending.of(error)
         finally:
-            self._calls -= 1
-            self._open_calls -= probe
+            self._calls -= counted
         if ending is not None:
-            if method == f"/{_GENERATE}":
-                self._note(ending.status)
+            self._note(method, ending.status, client, context)
             ending.end(context)
 
 

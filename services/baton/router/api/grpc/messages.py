@@ -27,7 +27,7 @@ class MessageLimits:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    tenant: str | None
+    tenant: str
     since: float
     timeout: asyncio.Timeout
     displaced: bool = False
@@ -47,7 +47,7 @@ class MessageRoom:
         """The number of messages that are being read."""
         return len(self._readings)
 
-    async def read(self, messages: AsyncIterator[bytes], tenant: str | None) -> bytes | None:
+    async def read(self, messages: AsyncIterator[bytes], tenant: str) -> bytes | None:
         """Return the first of ``messages``, from a call of ``tenant``; None if the call ended without any.
         Raises ApiError: 408 for a message that takes too long, 429 for one that took long while others
         waited."""
@@ -71,7 +71,7 @@ class MessageRoom:
         )
 
     @contextmanager
-    def _reading(self, tenant: str | None, timeout: asyncio.Timeout) -> Iterator[_Reading]:
+    def _reading(self, tenant: str, timeout: asyncio.Timeout) -> Iterator[_Reading]:
         reading = _Reading(tenant, asyncio.get_running_loop().time(), timeout)
         self._readings.append(reading)
         try:
@@ -80,7 +80,7 @@ class MessageRoom:
             self._readings.remove(reading)
             self._left.set()
 
-    async def _room_for(self, tenant: str | None) -> None:
+    async def _room_for(self, tenant: str) -> None:
         loop = asyncio.get_running_loop()
         while rivals := self._rivals(tenant):
             oldest = rivals[0]
@@ -94,7 +94,7 @@ class MessageRoom:
                 async with asyncio.timeout(left):
                     await self._left.wait()
 
-    def _rivals(self, tenant: str | None) -> list[_Reading]:
+    def _rivals(self, tenant: str) -> list[_Reading]:
         """Return the messages whose room a message of ``tenant`` needs, the oldest first; none if there is
         room."""
         own = [reading for reading in self._readings if reading.tenant == tenant]

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.core.sampling_params import SamplingFields
 from baton.core.structured_output import StructuredOutput
+from baton.net.addresses import counted_peer
 from baton.net.rpc_status import end_with
 from baton.request.prompts import check_count, check_ids
 from baton.request.sampling import Run, resolve, runs_of
@@ -92,13 +93,16 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
         request_id = f"grpc-{uuid.uuid4().hex}"
         status, ending = 499, None
         audit = self._catalogue.audit
-        record = None if audit is None else audit.begin(request_id, endpoint=f"{SERVICE_NAME}/Generate")
+        record = None
+        if audit is not None:
+            address = counted_peer(context.peer())
+            record = audit.begin(request_id, endpoint=f"{SERVICE_NAME}/Generate", address=address)
         try:
-            if audit is not None:
-                audit.check()
             client = self._client(context)
             if record is not None:
                 record.client = client
+            if audit is not None:
+                audit.check()
             self._catalogue.check_room(client)
             place, model = self._catalogue.menu(client).choose(request.model or None)
             requester = Requester(

@@ -73,7 +73,9 @@ def app_for(
     retry_after = settings.retry_after_seconds
     cors = cors or Cors()
     add_error_handlers(app, retry_after)
-    app.add_middleware(Authenticate, authentication=authentication, retry_after_seconds=retry_after)
+    app.add_middleware(
+        Authenticate, authentication=authentication, audit=catalogue.audit, retry_after_seconds=retry_after
+    )
     if local and not authentication.required:
         app.add_middleware(LocalPages, origins=cors.origins, metrics=http, retry_after_seconds=retry_after)
     app.add_middleware(

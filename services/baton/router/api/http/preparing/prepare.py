@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import msgspec
@@ -29,7 +30,7 @@ from baton.router.api.http.responses.fields import ResponseRequest
 from baton.router.api.http.responses.fields import check_refused as check_response
 from baton.router.api.http.server.decode import decode
 from baton.router.api.prepared import Assignment, Document, PreparedJob
-from baton.router.api.prompts import PromptReader
+from baton.router.api.prompts import PromptReader, TemplateRules
 from baton.router.api.reading import INLINE_BYTES, Reading
 from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
@@ -70,14 +71,19 @@ class BodyReader:
         models: Callable[[int], ModelPreparers],
         *,
         max_chars: int | None = None,
+        renders: bool = True,
+        bounded: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """``models`` returns a model's preparers, by its place in the menu. ``max_chars``: see
-        `PromptReader`."""
+        `PromptReader`. ``renders``: whether chat templates may be rendered here; ``bounded``: see
+        `TemplateRules`."""
         self._models = models
         self._max_chars = max_chars
+        self._renders = renders
+        self._bounded = bounded
 
     def prepare(self, assignment: Assignment, body: bytes) -> PreparedJob | Document:
-        """Return what ``body`` asks for. Raises RequestError, ApiError, and TooMuchHereError."""
+        """Return what ``body`` asks for. Raises RequestError, ApiError, and NotHereError."""
         try:
             return self._read(assignment, body)
         except RequestError as error:
@@ -130,14 +136,18 @@ class BodyReader:
     def _choose(self, assignment: Assignment, name: str | None) -> tuple[ModelPreparers, Chosen]:
         place, model = assignment.menu.choose(name)
         own = self._models(place)
-        return own, Chosen(place, model, PromptReader(own.tokenizer, self._max_chars))
+        rules = TemplateRules(assignment.refused_templates.get(place), self._bounded)
+        prompts = PromptReader(own.tokenizer, self._max_chars, rules if self._renders else None)
+        return own, Chosen(place, model, prompts)
 
 
 def reading_of(catalogue: Catalogue) -> Reading:
     """Return the reader of bodies for all models of ``catalogue``."""
     models = [ModelPreparers.of(each.tokenizer, each.settings) for each in catalogue.services]
+    alone = catalogue.elsewhere is None
     here = BodyReader(
         models.__getitem__,
-        max_chars=None if catalogue.elsewhere is None else INLINE_BYTES,
+        max_chars=None if alone else INLINE_BYTES,
+        renders=alone,
     )
     return Reading(catalogue, here)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from baton.router.api.audit import AuditLog
 from baton.router.api.authentication import Authentication
 from baton.router.api.errors import ApiError
 from baton.router.api.http.server.failures import error_response
@@ -26,11 +27,20 @@ def client_of(request: Request) -> Client:
 
 class Authenticate:
     """Refuses requests without a known key, where there are keys; of such a request only the headers are
-    read. Plain ASGI, inside the request's envelope."""
+    read. Refuses all others while the audit log is a duty and cannot be written. Plain ASGI, inside the
+    request's envelope."""
 
-    def __init__(self, app: ASGIApp, *, authentication: Authentication, retry_after_seconds: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        authentication: Authentication,
+        audit: AuditLog | None,
+        retry_after_seconds: int,
+    ) -> None:
         self._app = app
         self._authentication = authentication
+        self._audit = audit
         self._retry_after_seconds = retry_after_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,8 +49,10 @@ class Authenticate:
                 client = self._authentication.client(
                     header(scope, b"authorization"), header(scope, b"x-api-key")
                 )
+                scope["state"]["client"] = client
+                if self._audit is not None:
+                    self._audit.check()
             except ApiError as error:
                 await error_response(error, scope, self._retry_after_seconds)(scope, receive, send)
                 return
-            scope["state"]["client"] = client
         await self._app(scope, receive, send)

@@ -64,6 +64,10 @@ _SLOW_HEAD = Refusal(
     "slow_head",
     ApiError(408, f"The request's head was not complete in {HEAD_S:g} s.", code="request_timeout"),
 )
+_NOT_ONE_HOST = Refusal(
+    "malformed",
+    ApiError(400, "A request of HTTP/1.1 must have one header Host.", param="host", code="invalid_http"),
+)
 _MALFORMED = Refusal("malformed", ApiError(400, "The request is not valid HTTP.", code="invalid_http"))
 
 
@@ -224,6 +228,9 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):  # RFC 9112, 3.2
+            self._stop_parsing(_NOT_ONE_HOST)
         before = self.cycle
         super().on_headers_complete()
         self._fed = 0

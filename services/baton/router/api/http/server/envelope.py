@@ -9,6 +9,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.net.addresses import counted_address
 from baton.router.api.audit import AuditLog, AuditRecord
 from baton.router.api.errors import as_api_error
 from baton.router.api.http.server import anthropic_errors as anthropic
@@ -95,8 +96,6 @@ class RequestEnvelope:
             await send(message)
 
         try:
-            if record is not None and self._audit is not None:
-                self._audit.check()
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # any error: the client gets an answer in the usual shape
             answer = as_api_error(error, minted)
@@ -117,7 +116,12 @@ class RequestEnvelope:
         """Begin the request's record for the audit log, which has none for probes and scrapes."""
         if self._audit is None or scope["path"] in OPEN:
             return None
-        record = self._audit.begin(minted, None if given is None else given.decode("latin-1"))
+        caller = scope.get("client")
+        record = self._audit.begin(
+            minted,
+            None if given is None else given.decode("latin-1"),
+            address=None if caller is None else counted_address(caller[0])[0],
+        )
         scope["state"]["record"] = record
         return record
 

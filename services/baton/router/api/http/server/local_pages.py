@@ -56,8 +56,8 @@ class LocalPages:
         await self._app(scope, receive, send)
 
     def _check(self, host: str | None, origin: str | None) -> None:
-        """Check Host and Origin. Raises ApiError (403). A request without a Host is let in, as no browser
-        leaves it out."""
+        """Check Host and Origin. Raises ApiError (403). A request of HTTP/1.0 without a Host is let in, as
+        no browser sends one; one of HTTP/1.1 has been refused before."""
         if host is not None and not is_loopback(_name(host)) and host.lower() not in self._hosts:
             self._refused.labels("host").inc()
             raise _forbidden("host", host, "a loopback address, localhost, or the host of an allowed origin")

@@ -8,12 +8,14 @@ that ask. All bounds are per process: a router of several processes has as many 
 
 from __future__ import annotations
 
-import ipaddress
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from baton.net.addresses import counted_address
 from baton.router.api.errors import ApiError
 from baton.telemetry.http import HttpMetrics
 
@@ -30,9 +32,11 @@ SPARE_FOR_LOOPBACK = 16
 """Connections beyond the total for probes and operators on the machine itself."""
 MAX_HEAD_BYTES = 32 << 20
 """The most bytes of unfinished request heads, in all."""
-SUBNET = 64
-"""The bits of an IPv6 address that count: a client with one address of such a network usually has all of
-them."""
+
+RESTED_S = 1.0
+"""The time, in seconds, for which a connection must have been silent or idle to make room when the system has
+no descriptor left: what one has sent that came a moment ago need not have been read, and closing it would
+reset it."""
 
 State = Literal["silent", "idle", "busy"]
 
@@ -61,12 +65,12 @@ class _Group:
         self.waiting: dict[State, OrderedDict[Slot, None]] = {"silent": OrderedDict(), "idle": OrderedDict()}
         """Connections without a request under way, by state, the longest there first."""
 
-    @property
-    def oldest(self) -> Slot | None:
-        """The connection to give way; None if all have requests under way."""
+    def oldest(self, before: float) -> Slot | None:
+        """Return the connection to give way, of those that have waited since ``before``; None if there is
+        none."""
         for slots in self.waiting.values():
-            if slots:
-                return next(iter(slots))
+            if slots and (slot := next(iter(slots))).since <= before:
+                return slot
         return None
 
 
@@ -79,6 +83,8 @@ class Slot:
         self.key = key
         self.state: State | None = None
         """The connection's state; None while it does not count: not yet, or no more."""
+        self.since = 0.0
+        """The time since which the connection has had its state."""
         self.head_bytes = 0
         self.close: Callable[[], object] = _nothing
         self._slots = slots
@@ -109,8 +115,11 @@ class Slot:
 class ConnectionSlots:
     """The connections of one process, for all its HTTP listeners. Event loop's thread only."""
 
-    def __init__(self, limits: SlotLimits, metrics: HttpMetrics) -> None:
+    def __init__(
+        self, limits: SlotLimits, metrics: HttpMetrics, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limits = limits
+        self._now = now
         self._metrics = metrics
         self._all = _Group()
         self._groups: dict[str, _Group] = {}
@@ -129,7 +138,7 @@ class ConnectionSlots:
 
         Raises ApiError (503) if there is no slot.
         """
-        key, loopback = _key(address)
+        key, loopback = counted_address(address)
         group = self._groups.get(key)
         crowded = group is not None and not loopback and group.count >= self._limits.per_address
         if crowded and group is not None and not self._evict(group):
@@ -149,9 +158,9 @@ class ConnectionSlots:
         return Slot(self, "", on_release)
 
     def make_room(self) -> None:
-        """Close one connection that waits: the system has no descriptor left."""
+        """Close one connection that has waited for a while: the system has no descriptor left."""
         self._metrics.refused.labels("descriptors").inc()
-        self._evict(self._all)
+        self._evict(self._all, before=self._now() - RESTED_S)
 
     def move(self, slot: Slot, state: State | None) -> None:
         """Change the state of a connection; None: the connection is over."""
@@ -177,13 +186,14 @@ class ConnectionSlots:
             pass
 
     def _enter(self, slot: Slot, state: State) -> None:
-        slot.state = state
+        slot.state, slot.since = state, self._now()
         if state != "busy":
             self._groups[slot.key].waiting[state][slot] = self._all.waiting[state][slot] = None
 
-    def _evict(self, group: _Group) -> bool:
-        """Close a connection of ``group``, and return whether there was one to give way."""
-        slot = group.oldest
+    def _evict(self, group: _Group, before: float = math.inf) -> bool:
+        """Close a connection of ``group`` that has waited since ``before``, and return whether there was
+        one."""
+        slot = group.oldest(before)
         if slot is None:
             return False
         self._metrics.refused.labels(f"evicted_{slot.state}").inc()
@@ -195,21 +205,6 @@ class ConnectionSlots:
     def _full(self, reason: str, why: str) -> ApiError:
         self._metrics.refused.labels(reason).inc()
         return ApiError(503, f"The server takes no more connections: {why}.", code="too_many_connections")
-
-
-def _key(address: str) -> tuple[str, bool]:
-    """Return the key under which ``address`` counts, and whether it is of this machine."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:  # a Unix socket's address
-        return address, True
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped is None:
-            if parsed.is_loopback:
-                return str(parsed), True
-            return str(ipaddress.ip_network((parsed, SUBNET), strict=False)), False
-        parsed = parsed.ipv4_mapped
-    return str(parsed), parsed.is_loopback
 
 
 def _nothing() -> None:
