@@ -18,13 +18,12 @@ import pytest
 from baton.models.config import ModelConfig
 from baton.parallel.shard import check_split
 from tests.support.clients import RingClient
-from tests.support.family_cases import FULL, LONGEST, NEW_TOKENS, Question, questions
+from tests.support.family_cases import FULL, LONGEST, MOST_DIFFERENT, NEW_TOKENS, Question, questions
 from tests.support.family_models import FAMILY_MODELS
 from tests.support.ring import Ring, running_ring
 
 pytestmark = pytest.mark.beside
 
-MOST_DIFFERENT = ("deepseek-v3", "gpt-oss", "gemma3", "llama4", "falcon-h1", "kimi-linear")
 LENGTHS = (LONGEST, 64, 1)
 """Several chunks and messages, and a part of a block; whole blocks of either size; within a block."""
 CHUNK = 128

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import TypeVar, cast
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
-deep = pytest.mark.deep
+T = TypeVar("T")
 
 
-def all_deep_but(few: Collection[object], values: Iterable[object]) -> list[object]:
-    """Return the values for ``parametrize``: all but these few are deep."""
+def all_deep_but(few: int | Collection[T], values: Iterable[T]) -> list[T | ParameterSet]:
+    """Return what ``parametrize`` takes: ``values``, all but these few, or the first few, marked as deep. A
+    tuple holds the values of several arguments."""
     given = list(values)
-    missing = [value for value in few if value not in given]
-    assert not missing, f"no such values: {missing}"
-    return [value if value in few else pytest.param(value, marks=deep) for value in given]
+    kept = given[:few] if isinstance(few, int) else [value for value in given if value in few]
+    if not kept or (not isinstance(few, int) and len(kept) != len(few)):
+        raise ValueError(f"not all of {few} are among {given}")
+    return [value if value in kept else _deep(value) for value in given]
+
+
+def _deep(value: object) -> ParameterSet:
+    if isinstance(value, ParameterSet):
+        return pytest.param(*value.values, marks=[*value.marks, pytest.mark.deep], id=value.id)
+    values = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
+    return pytest.param(*values, marks=pytest.mark.deep)

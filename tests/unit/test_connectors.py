@@ -50,6 +50,7 @@ from baton.worker.config import CONNECTORS
 from baton_kernels.kv_fp8 import FP8
 from tests.support import sender
 from tests.support.certificates import Authority
+from tests.support.deep import all_deep_but
 from tests.support.ipv6 import needs_ipv6
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 from tests.support.nixl import loads_nixl
@@ -297,7 +298,7 @@ class TestParts:
         assert not logical(target)[..., 14 * 16 : 15 * 16, :].any(), "a block that was not sent changed"
         await closed(pairs, prefill, decode)
 
-    @pytest.mark.parametrize(("ours", "theirs"), [(64, 16), (16, 64), (16, 16)])
+    @pytest.mark.parametrize(("ours", "theirs"), all_deep_but(1, [(64, 16), (16, 64), (16, 16)]))
     async def test_memory_is_bounded_by_what_is_arriving(self, kind: str, ours: int, theirs: int) -> None:
         """200 messages of 1.5 MiB, each in as many runs as blocks, so that all of them are copied."""
         source = kv(ours, 8 * 1024, heads=8, layers=12, dim=8, seed=1)
@@ -593,17 +594,14 @@ class TestFence:
     ) -> None:
         """Which of two ends connects to the other follows from ports; of eight links some wait."""
         monkeypatch.setattr(torch_group, "MEET_S", 2.0)
-        seen = set[threading.Thread]()
+        begun = list[socket.socket]()
 
-        def meeting() -> list[threading.Thread]:
-            now = [thread for thread in threading.enumerate() if thread.name == "library-meet"]
-            seen.update(now)
-            return now
+        class Noted(torch_group._Pair):
+            def __init__(self, backend: str, rank: int, device: int | None, sock: socket.socket) -> None:
+                begun.append(sock)
+                super().__init__(backend, rank, device, sock)
 
-        def have_waited(links: int) -> bool:
-            meeting()
-            return len(seen) == links
-
+        monkeypatch.setattr(torch_group, "_Pair", Noted)
         decode = make("gloo")
         address = await decode.listen("127.0.0.1", 0)
         links, peers = list[Link](), list[socket.socket]()
@@ -612,11 +610,9 @@ class TestFence:
             links.append(decode.expect(token, HostMemory(2), lambda: None))
             peers.append((await dial(address, GROUP_MAGIC, token)).sock)
             peers[-1].setblocking(True)
-            # On a busy machine the first has been given up before the last one waits.
-            await until(partial(have_waited, number))
+            await until(lambda expected=number: len(begun) == expected)  # type: ignore[misc]
             await asyncio.to_thread(say_an_address, peers[-1])
-        async with asyncio.timeout(10):
-            await until(lambda: not meeting())
+        await until(lambda: all(thread.name != "library-meet" for thread in threading.enumerate()))
         for link, peer in zip(links, peers, strict=True):
             await link.close()
             peer.close()
@@ -683,7 +679,8 @@ class Shy(LinkStore):
 
 
 def say_an_address(sock: socket.socket) -> None:
-    with pytest.raises(TransferError, match="shy"):
+    """On a slow machine the other end may have given it up already, and closed the connection."""
+    with pytest.raises((TransferError, OSError), match="shy|Broken pipe|reset"):
         torch_group._Gloo(Shy(sock, 5.0), 1, "127.0.0.1")
 
 

@@ -505,6 +505,8 @@ def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert build.library() != first
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for processors of x86-64")
 @pytest.mark.parametrize(("processor", "feature"), [("x86-64", "sse2"), ("x86-64-v3", "avx2")])
 def test_registers_of_other_widths(processor: str, feature: str, tmp_path: Path) -> None:
