@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -680,7 +679,7 @@ class Shy(LinkStore):
 
 def say_an_address(sock: socket.socket) -> None:
     """On a slow machine the other end may have given it up already, and closed the connection."""
-    with pytest.raises((TransferError, OSError), match="shy|Broken pipe|reset"):
+    with pytest.raises((TransferError, OSError), match=r"shy|Broken pipe|reset"):
         torch_group._Gloo(Shy(sock, 5.0), 1, "127.0.0.1")
 
 

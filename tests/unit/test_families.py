@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.models.base import CausalLM
 from baton.models.loader import load_model
 from baton_kernels.cpu.linear import PackedWeight
+from tests.support.deep import all_deep_but
 from tests.support.exact import alike, assert_same, exact_logits
 from tests.support.model_ring import Ring, prompt
 from tests.support.rank_threads import in_ranks
@@ -76,7 +77,7 @@ def test_bfloat16(name: str, model_dir: ModelDir, tmp_path: Path) -> None:
     assert error(logits) < error(oracle_logits(path, ids, "bfloat16"))
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", all_deep_but(6, DENSE))
 def test_split_over_ranks(name: str, model_dir: ModelDir) -> None:
     """In two stages of two ranks, and the models that differ in a few fields over two ranks."""
     path, a, b = model_dir(name), prompt(54, seed=1), prompt(53, seed=2)

@@ -24,6 +24,7 @@ from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.rows import add_norm, scale_heads, squares_of_heads
 from baton_kernels.window import ChunkedWindow
 from tests.support.covering import Choice, covering
+from tests.support.deep import all_deep_but
 from tests.support.model_ring import Ring, prompt
 from tests.support.paged_steps import Case, lay_out
 from tests.support.threads import in_threads
@@ -215,7 +216,7 @@ def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("choice", covering(LEVELS))
+@pytest.mark.parametrize("choice", all_deep_but(8, covering(LEVELS)))
 def test_layers_of_every_kind(choice: Choice, dtype: torch.dtype) -> None:
     """A layer of some kind between two others, which are plain or of a kind of their own."""
     torch.manual_seed(0)

@@ -28,6 +28,7 @@ from baton.transport.ranks.remote import EndpointMissingError, RemoteEndpoint
 from baton.transport.ranks.shard import MAX_RANKS, KVShard, KVSlice, objection, slices
 from baton.transport.staging import Staging
 from baton.transport.tcp import TcpConnector
+from tests.support.deep import all_deep_but
 from tests.support.links import WAIT_S, until, within
 from tests.support.nixl import loads_nixl
 from tests.support.rank_process import RankProcesses, mapped, rank_processes
@@ -242,7 +243,7 @@ class TestBytes:
     async def test_block_sizes_and_layers_may_differ_too(self, pairing: Pairing) -> None:
         await self.check(await both("tcp", pairing))
 
-    @pytest.mark.parametrize("pairing", [TP[0], TP[4], TP[5], OTHERS[4]], ids=str)
+    @pytest.mark.parametrize("pairing", all_deep_but(1, [TP[0], TP[4], TP[5], OTHERS[4]]), ids=str)
     async def test_from_process_to_process(
         self, kind: str, pairing: Pairing, starter: RankProcesses, tmp_path: Path
     ) -> None:
