@@ -25,7 +25,7 @@ SOME_FAILED, INTERRUPTED, NONE_FOUND = 1, 2, 5
 """Pytest's statuses."""
 FILES_OF_MARKS = {"deep": r"mark\.deep|support\.deep", "nixl": "nixl", "beside": r"mark\.beside"}
 """Mark → a pattern that files have in which there are tests with it."""
-OF_ALL = r"(?m)^pytestmark.*mark\."
+OF_ALL = r"(?m)^pytestmark\b.*(\n .*)*?mark\."
 """The beginning of a pattern that files have all of whose tests have a mark."""
 NOWHERE = r"(?!)"
 

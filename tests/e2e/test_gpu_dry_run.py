@@ -20,7 +20,7 @@ from loadtest.gpu.results import FAILED, KILLED, OK, SKIPPED, TIMEOUT, PartRun, 
 from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 TABLES = {
     "versions": {"Versions": 6, "Imports": len({part.module for part in PARTS}) + len(PROGRAMS)},

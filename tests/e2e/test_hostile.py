@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from loadtest.hostile import campaign
 from loadtest.hostile.catalogue import ATTACKS
 from loadtest.hostile.trials import TRIALS
 from loadtest.hostile.verdict import Row
 from loadtest.trees import HERE
+
+pytestmark = pytest.mark.deep
 
 
 def run(name: str, tmp: Path) -> Row:

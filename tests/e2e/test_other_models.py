@@ -14,7 +14,7 @@ from baton import hub
 from baton.process import ready
 from tests.support.ring import Ring, Service, running, scrape, simulated
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 
 def another_tokenizer(tmp: Path) -> Path:
