@@ -16,7 +16,7 @@ from tests.support.deep import all_deep_but
 
 def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "baton", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "baton", *arguments], capture_output=True, text=True, timeout=240
     )
 
 

@@ -39,7 +39,7 @@ from baton.transport.base import (
     PageMemory,
     TransferError,
 )
-from baton.transport.data_listener import dial
+from baton.transport.data_listener import HANDSHAKE_S, dial
 from baton.transport.pool_memory import PoolMemory
 from baton.transport.staging import PIECE_BYTES, Staging
 from baton.transport.torch_group import MAGIC as GROUP_MAGIC
@@ -332,7 +332,7 @@ class TestParts:
             sent = asyncio.ensure_future(pairs[0].sender.send(1, [1, 2]))
             await asyncio.sleep(0.2)
             assert not received.done(), "there is no room"
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(WAIT_S):
                 await pairs[0].close()
             assert isinstance(received.exception(), TransferError)
             assert isinstance(sent.exception(), TransferError) or full == "receiving"
@@ -510,7 +510,7 @@ class TestFailure:
         idle = [await asyncio.to_thread(socket.create_connection, (host, int(port))) for _ in range(80)]
         try:
             pair = await ends.link()
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(HANDSHAKE_S - 0.5):
                 received = pair.receiver.post_receive(1, [1])
                 await asyncio.gather(pair.sender.send(1, [1]), received)
                 await pair.close()
@@ -582,7 +582,7 @@ class TestFence:
         received = asyncio.ensure_future(receiver.post_receive(1, [1]))
         peer = await dial(address, GROUP_MAGIC, token)  # and nothing else of what a peer does
         await until(lambda: any(thread.name == "library-meet" for thread in threading.enumerate()))
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(MEET_S / 2):
             await receiver.close()
         assert isinstance(received.exception(), TransferError)
         peer.sock.close()
@@ -661,7 +661,7 @@ class TestFence:
                 await asyncio.sleep(0.02 * (number % 2))
                 await second.close()
                 await asyncio.gather(*moves, return_exceptions=True)
-            async with asyncio.timeout(5 + (MEET_S if kind == "gloo" else 0)):
+            async with asyncio.timeout(WAIT_S + (MEET_S if kind == "gloo" else 0)):
                 await until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
         finally:
             gc.enable()
@@ -742,10 +742,10 @@ class TestOtherProcess:
         posted = asyncio.ensure_future(other.receiver.post_receive(2, [0]))
         await other.until_under_way()
         other.process.kill()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await until(lambda: other.lost == ["receiver"])
         with pytest.raises(TransferError):
-            await asyncio.wait_for(posted, 2)
+            await asyncio.wait_for(posted, WAIT_S)
         await within(other.receiver.close())
         assert other.received.done()
         await asyncio.sleep(0.05)
@@ -769,7 +769,7 @@ class TestOtherProcess:
         gc.disable()
         try:
             await see_one_die()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 await until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
         finally:
             gc.enable()
@@ -780,7 +780,7 @@ class TestOtherProcess:
         if stopped:
             other.process.send_signal(signal.SIGSTOP)
         before = not other.received.done() and not other.receiver.cancel_receive(1)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await other.receiver.close()
         after = other.memory.bytes.count(1)
         assert other.received.done(), "a receive is over, one way or the other, when the link is closed"

@@ -360,7 +360,7 @@ class TestLoss:
         assert not posted_well
         assert not sent_well or victim == "decode"  # to a socket's buffer, it may go well
         await until(lambda: sorted(pair.link.lost) == ["receiver", "sender"])
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await pair.link.close()
         before = [pool.clone() for pool in pair.decode.pools]
         await asyncio.sleep(0.1)
@@ -398,7 +398,7 @@ class TestLoss:
         closing = asyncio.create_task(pair.decode.close())
         for _ in range(3):  # its ranks have been told
             await asyncio.sleep(0)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await pair.link.close()
         await closing
         await pair.prefill.close()
@@ -411,7 +411,7 @@ class TestLoss:
         await pair.decode.close()
         await until(lambda: not Path(f"/proc/{pid}").exists())
         await until(lambda: sorted(pair.link.lost) == ["receiver", "sender"])
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await pair.link.close()
         await pair.prefill.close()
 

@@ -190,7 +190,7 @@ def ring_answers(graphs: bool = False, roles: Sequence[Role] = ("prefill", "deco
     async def ask() -> list[list[int]]:
         make = partial(fake_engine, num_blocks=40, host_blocks=64, device="cuda", graphs=graphs)
         workers = [LocalWorker(role, make_engine=make) for role in roles]
-        async with asyncio.timeout(30), local_ring(workers) as ring:
+        async with asyncio.timeout(120), local_ring(workers) as ring:
             answers = []
             for turn in range(2):
                 asked = (answer(ring, f"{turn}.{i}", prompt(i, 20 + 11 * i), 10) for i in range(5))
