@@ -102,7 +102,8 @@ def steps(engine: Engine, clock: Clock, count: int, input_len: int, output_len: 
     decode."""
     params = ResolvedSampling(max_tokens=output_len, temperature=0, ignore_eos=True)
     rng = random.Random(count)
-    prompts = ([rng.randrange(4000) for _ in range(input_len)] for _ in range(count))
+    largest = min(4000, engine.vocab_size)
+    prompts = ([rng.randrange(largest) for _ in range(input_len)] for _ in range(count))
     sequences = [Sequence(f"{count}-{i}", 0, prompt, params) for i, prompt in enumerate(prompts)]
     for sequence in sequences:
         engine.add(sequence)
