@@ -61,7 +61,7 @@ RUNS: Mapping[str, TinyRun] = MappingProxyType(
             "--events 1 --clients 2 --questions 4 --longest 20 --logs {scratch}"
         ),
         "loadtest.observed": TinyRun("--seconds 2", judges=True),
-        "loadtest.overload": TinyRun("--workers 1 --times 2 --seconds 2", judges=True),
+        "loadtest.overload": TinyRun("--workers 1 --times 2 --seconds 7", judges=True),
         "loadtest.page_cost": TinyRun("--workers 2 --streams 4 --windows 2 --seconds 1 --tokens-per-s 50"),
         "loadtest.page_images": TinyRun("--into {scratch} --fill 3"),
         "loadtest.peers": TinyRun("--peers {scratch}", "scripts/peers installs it", "vLLM"),
@@ -75,7 +75,7 @@ RUNS: Mapping[str, TinyRun] = MappingProxyType(
         "loadtest.random_requests": TinyRun("--requests 4 --at-once 2"),
         "loadtest.resident": TinyRun("--shapes llama-tiny --kept bf16"),
         "loadtest.router_maxima": TinyRun("--repeats 1"),
-        "loadtest.rollout": TinyRun("--clients 2 --scenario unfinished --logs {scratch}"),
+        "loadtest.rollout": TinyRun("--clients 2 --scenario 'both at once' --logs {scratch}"),
         "loadtest.routers": TinyRun("--streams 4 --workers 2 --seconds 1 --repeats 1 --tokens-per-s 50"),
         "loadtest.sampling_maxima": TinyRun("--case logit_bias --tokens 4 --rounds 1 --at-most 1000"),
         "loadtest.second_turns": TinyRun("--models llama-tiny --repeats 1"),
