@@ -8,34 +8,29 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PROMPT ?= What is Baton?
 ARGS ?=
-# What ARGS choose may lie on one side only; pytest's status 5 says that it found none.
-OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 # Python 3.11 first: it is what CI runs.
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3 python)
 USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
-.PHONY: help run test lint docs proto gpu bench clean
+.PHONY: help run test test-deep lint docs proto gpu bench clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 11
 	@echo
 	@echo 'Options go into ARGS: make run ARGS="--port 9000", make test ARGS="-k router -x".'
 
 run: .venv/.worker  ## start a ring with the demo model, ask it PROMPT, keep serving on 127.0.0.1:8000
 	@exec $(BIN)/baton up --prompt "$(PROMPT)" $(ARGS)
 
-# NIXL and the connector ucx each load a UCX of their own, which end a process that has both: tests that load
-# NIXL run by themselves. Every process of a phase reads all of its files: each phase names those it needs.
-# Rings in which it matters when things happen share the machine with one other, those that only ask what is
-# answered with two. In their own order files that are few tests, and long, do not come last.
-# What is compiled for one process of a phase need not be for the next, whatever the environment says.
-test: export PYTHONDONTWRITEBYTECODE :=
-test: .venv/.dev  ## run all tests that need no GPU
+# What is compiled for one process of the tests need not be for the next, whatever the environment says.
+test test-deep: export PYTHONDONTWRITEBYTECODE :=
+test: .venv/.dev  ## run the tests that need no GPU and few minutes: every feature once, through the ring
 	@scripts/test-servers
-	$(BIN)/python -m pytest -m "not gpu and not nixl" -n 3 --dist loadfile --no-loadscope-reorder tests/property tests/unit $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m "nixl" -n 3 --dist loadfile $$(grep -l nixl tests/property/*.py tests/unit/*.py) $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m "beside" -n 3 --dist loadfile --no-loadscope-reorder $$(grep -l mark.beside tests/e2e/test_*.py) $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m "not gpu and not beside" -n 2 --dist loadfile --no-loadscope-reorder $$(grep -L '^pytestmark.*mark.beside' tests/e2e/test_*.py) $(ARGS) $(OR_NONE)
+	$(BIN)/python -m scripts.phases $(ARGS)
+
+test-deep: .venv/.dev  ## run the tests that take longer, which `make test` leaves out
+	@scripts/test-servers
+	$(BIN)/python -m scripts.phases --deep $(ARGS)
 
 lint: .venv/.dev  ## check style, types, generated code and import arrows
 	scripts/check

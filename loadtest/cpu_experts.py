@@ -57,7 +57,7 @@ def packed_mlps(
     made = []
     for _ in range(max(1, BEYOND_CACHES // (3 * hidden * inner * dtype.itemsize))):
         both, last = (_weight((1, *shape), dtype, form) for shape in ((2 * inner, hidden), (hidden, inner)))
-        gate_up = PackedWeight.of(_first(both), gated=True, dtype=dtype)
+        gate_up = PackedWeight.of(_first(both), gated=True, dtype=dtype, activation=SILU)
         down = PackedWeight.of(_first(last), dtype=dtype)
         if gate_up is not None and down is not None:
             made.append((gate_up, down))

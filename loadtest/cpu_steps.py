@@ -61,10 +61,11 @@ class Clock:
     def timed_layers(self, kernel: Callable[..., None]) -> Callable[..., None]:
         """Wrap a kernel of many layers, which reports the time of each kind itself."""
 
-        def call(kind: int, stack: int, count: int, step: int, threads: int) -> None:
+        def call(*args: int) -> None:
+            *_, step, _ = args  # and the number of threads
             seconds = (ctypes.c_double * 2)()
             NativeStep.from_address(step).seconds = ctypes.addressof(seconds)
-            kernel(kind, stack, count, step, threads)
+            kernel(*args)
             self.spent["matmul"] += seconds[0]
             self.spent["attention"] += seconds[1]
 
@@ -101,7 +102,8 @@ def steps(engine: Engine, clock: Clock, count: int, input_len: int, output_len: 
     decode."""
     params = ResolvedSampling(max_tokens=output_len, temperature=0, ignore_eos=True)
     rng = random.Random(count)
-    prompts = ([rng.randrange(4000) for _ in range(input_len)] for _ in range(count))
+    largest = min(4000, engine.vocab_size)
+    prompts = ([rng.randrange(largest) for _ in range(input_len)] for _ in range(count))
     sequences = [Sequence(f"{count}-{i}", 0, prompt, params) for i, prompt in enumerate(prompts)]
     for sequence in sequences:
         engine.add(sequence)

@@ -15,7 +15,6 @@ import argparse
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import get_args
 
 from baton import LLM, SamplingParams
 from baton.hub import resolve_model
@@ -84,15 +83,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=2000, help="at least, of all answers together")
     given = parser.parse_args()
+    kinds: tuple[KVCacheDtype, KVCacheDtype] = ("auto", "fp8")
     auto, fp8 = (
         LLM("demo", dtype=given.dtype, device="cpu", block_size=BLOCK_SIZE, kv_cache_dtype=kept_in)
-        for kept_in in get_args(KVCacheDtype)
+        for kept_in in kinds
     )
     known = [entry.questions[0] for entry in load_entries(CORPUS)]
     few = -(-given.tokens // LONGEST)
     compare(auto, fp8, known[:: max(1, len(known) // (3 * few))], ends=True)
     compare(auto, fp8, known[:: len(known) // few][:few], ends=False)
-    ours, theirs = (sequences("demo", given.dtype, kept_in) for kept_in in ("fp8", "auto"))
+    theirs, ours = (sequences("demo", given.dtype, kept_in) for kept_in in kinds)
     print(f"sequences of {SEQUENCE} tokens in {POOL_BYTES >> 20} MiB: {ours}, against {theirs}")
 
 

@@ -113,7 +113,7 @@ def measure(url: str, tenants: Sequence[Tenant], chosen: argparse.Namespace, con
         rates.add_row(f"{share:g}x", *summary(outcomes, seconds))
     console.print(rates)
     shown = Table("", "")
-    kept = goodput(outcomes, seconds) / peak
+    kept = goodput(outcomes, seconds) / peak if peak else 0.0
     refused = [outcome.head_s for outcome in outcomes if outcome.status in (429, 503)]
     late = sum(took >= MAX_REFUSAL_S for took in refused)
     of = shares(outcomes)

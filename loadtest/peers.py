@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--baton", default="--max-num-batched-tokens 1536", help="options of Baton's worker")
     parser.add_argument("--json", type=Path, help="write every round's figures")
     chosen = parser.parse_args()
+    if not (chosen.peers / "bin" / "vllm").is_file():
+        parser.error(f"--peers: there is no vLLM in {chosen.peers}; scripts/peers installs it")
     extra = chosen.baton.split()
     console = Console(width=140)
     for line in conditions("loadtest.peers", chosen.peers):

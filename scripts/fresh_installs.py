@@ -46,10 +46,10 @@ def main() -> int:
     with keeping as scratch:
         folder = Path(scratch)
         tools = Environment.made(Path(sys.executable), folder / "tools")
-        tools.install(*TOOLS, constraints=CONSTRAINTS)
         try:
+            tools.install(*TOOLS, constraints=CONSTRAINTS)
             wheel = _distributions(tools, folder / "dist", console)
-        except (DiffersError, RefusedError) as error:
+        except (DiffersError, RefusedError, subprocess.CalledProcessError) as error:
             console.print(str(error))
             return 1
         constraints = None if chosen.newest else CONSTRAINTS

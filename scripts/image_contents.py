@@ -53,13 +53,16 @@ def main() -> int:
     named = {f"{kind.name.removeprefix('baton-')}{kind.tag_suffix}": kind for kind in images.KINDS}
     chosen = _options(list(named))
     console = Console(width=120, highlight=False)
-    python = pythons.found()[chosen.python]
+    python = pythons.found().get(chosen.python)
+    if python is None:
+        console.print(f"FAILED: Python {chosen.python}: not on this machine")
+        return 1
     fine = True
     for name in chosen.image:
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 fine &= _told(console, name, named[name], python, Path(scratch), whole=chosen.all)
-            except NoAnswerError as error:
+            except (NoAnswerError, subprocess.CalledProcessError) as error:
                 console.print(f"FAILED: {name}: {error}", soft_wrap=True)
                 fine = False
     return int(not fine)

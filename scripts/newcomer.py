@@ -40,7 +40,9 @@ def main() -> int:
         folder = Path(scratch) / "baton"
         environment["BATON_CACHE_DIR"] = str(Path(scratch) / "cache")
         began = time.monotonic()
-        subprocess.run(["git", "clone", "--quiet", chosen.source, folder], check=True)
+        if subprocess.run(["git", "clone", "--quiet", chosen.source, folder], check=False).returncode:
+            console.print(f"FAILED: --source: {chosen.source} cannot be cloned", soft_wrap=True)
+            return 1
         cloned_s = time.monotonic() - began
         try:
             answer, curled = _walk(folder, environment)

@@ -6,12 +6,15 @@ import atexit
 import gc
 import importlib.util
 import os
-from collections.abc import Generator
+import re
+from collections.abc import Collection, Generator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from scripts.phases import FILES_OF_MARKS
 
 # Importing all tests makes millions of objects that stay: there is no garbage to look for until that is over.
 gc.disable()
@@ -43,3 +46,38 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         atexit.register(gc.unfreeze)  # triton's bindings name all that is left of them at the end
         gc.enable()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if "nixl" in config.option.markexpr:
+        return None
+    return "tests marked nixl are left out where others are collected: run them with -m nixl"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
+    """Keep the two UCX out of one process, and every test in a phase."""
+    check_marks(_marks_of_files(items))
+    result = yield  # what -k and -m leave out is gone
+    loading = [item for item in items if item.get_closest_marker("nixl")]
+    if 0 < len(loading) < len(items):
+        items[:] = [item for item in items if not item.get_closest_marker("nixl")]
+        config.hook.pytest_deselected(items=loading)
+    return result
+
+
+def _marks_of_files(items: list[pytest.Item]) -> dict[Path, set[str]]:
+    marks: dict[Path, set[str]] = {}
+    for item in items:
+        marks.setdefault(item.path, set()).update(mark.name for mark in item.iter_markers())
+    return marks
+
+
+def check_marks(of_files: Mapping[Path, Collection[str]]) -> None:
+    """Refuse marks that `scripts.phases` would not find in a file: nobody would run these tests."""
+    for path, marks in of_files.items():
+        for mark, pattern in FILES_OF_MARKS.items():
+            if mark in marks and not re.search(pattern, path.read_text()):
+                raise pytest.UsageError(f"{path} has tests marked {mark} and no {pattern!r} in its text")

@@ -41,7 +41,7 @@ def test_serve_measures_a_ring(demo_ring: Ring, tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=480,
     )
     assert result.returncode == 0, result.stderr
     assert "8 of 8 requests answered" in result.stdout

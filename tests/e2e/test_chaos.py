@@ -12,6 +12,8 @@ from tests.support.chaos.campaign import SHARES, Plan, run
 from tests.support.chaos.catalogue import record
 from tests.support.nixl import needs_nixl
 
+pytestmark = pytest.mark.deep
+
 UCXX = importlib.util.find_spec("ucxx") is not None
 
 

@@ -118,7 +118,7 @@ async def watch_health(router: Pod) -> list[int]:
 async def drains(router: Pod) -> dict[str, int]:
     """What new connections are answered, once it drains."""
     paths = ("/metrics", "/version", "/health", "/v1/models")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             async with httpx.AsyncClient(base_url=url_of(router)) as client:
                 found = {path: (await client.get(path)).status_code for path in paths}
@@ -139,7 +139,7 @@ async def streams(router: Pod, count: int, tokens: int = TOKENS) -> list[asyncio
 async def all_ready(ring: Cluster, router: Pod) -> None:
     """Pods by their probes, and the router's streams to all workers."""
     await until(lambda: all(pod.ready for pod in ring.pods), "all pods ready", ring.pods, 120)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await metric(router, "baton_worker_ready", "http") < len(ring.pods) - 1:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -154,7 +154,7 @@ async def handoffs_of(prefill: Pod, least: int) -> float:
     """The handoffs that a pod has completed, once there are so many: a client may have its answer before
     prefill hears that its blocks are released."""
     completed = 0.0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while completed < least:
             await asyncio.sleep(0.05)
             completed = await metric(prefill, "baton_handoffs_completed_total")

@@ -18,13 +18,13 @@ import pytest
 from baton.models.config import ModelConfig
 from baton.parallel.shard import check_split
 from tests.support.clients import RingClient
-from tests.support.family_cases import FULL, LONGEST, NEW_TOKENS, Question, questions
+from tests.support.deep import all_deep_but
+from tests.support.family_cases import FULL, LONGEST, MOST_DIFFERENT, NEW_TOKENS, Question, questions
 from tests.support.family_models import FAMILY_MODELS
 from tests.support.ring import Ring, running_ring
 
 pytestmark = pytest.mark.beside
 
-MOST_DIFFERENT = ("deepseek-v3", "gpt-oss", "gemma3", "llama4", "falcon-h1", "kimi-linear")
 LENGTHS = (LONGEST, 64, 1)
 """Several chunks and messages, and a part of a block; whole blocks of either size; within a block."""
 CHUNK = 128
@@ -113,10 +113,13 @@ def handoffs(ring: Ring, how: str) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        pytest.param(name, kind, marks=without_ucxx if KINDS[kind].connector == "ucx" else ())
-        for name, kind in CASES
-    ],
+    all_deep_but(
+        2,
+        [
+            pytest.param(name, kind, marks=without_ucxx if KINDS[kind].connector == "ucx" else ())
+            for name, kind in CASES
+        ],
+    ),
 )
 async def test_tokens_are_those_of_transformers(
     asked: Mapping[str, tuple[Path, list[Question]]], name: str, kind: str, tmp_path: Path

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from loadtest.hostile import campaign
 from loadtest.hostile.catalogue import ATTACKS
 from loadtest.hostile.probing import CHECKS, REQUESTS
@@ -12,6 +14,8 @@ from loadtest.hostile.trials import TRIALS
 from loadtest.hostile.verdict import Row
 from loadtest.hostile.work import CHATS
 from loadtest.trees import HERE
+
+pytestmark = pytest.mark.deep
 
 
 def run(name: str, tmp: Path) -> Row:

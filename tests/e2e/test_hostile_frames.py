@@ -11,7 +11,7 @@ from loadtest.fuzz.frames import HELLO, NAME, link_open
 from loadtest.fuzz.opening import CONNECT, LINK, Opening
 from tests.support.ring import CLUSTER_KEY, Ring
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 BROKEN = b"\x0a\xff"
 """A field that is longer than the message."""

@@ -36,7 +36,7 @@ from tests.support.family_models import FAMILY_MODELS
 from tests.support.ring import Ring, running_ring
 from tests.support.tiny_models import oracle_greedy
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 MODELS = ("gemma3", "deepseek-v3", "qwen3-next", "nemotron-h", "kimi-linear") if FULL else ("kimi-linear",)
 CONNECTOR = "ucx" if importlib.util.find_spec("ucxx") else "tcp"

@@ -18,7 +18,7 @@ from tests.support.clients import RingClient
 from tests.support.ring import Ring, running, running_routers, worker
 from tests.support.tiny_models import save_shape
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 QUESTIONS = ("What is Baton?", "What is a KV block?", "What does the router do?")
 PROMPTS = tuple(f"<|im_start|>user\n{one}<|im_end|>\n<|im_start|>assistant\n" for one in QUESTIONS)

@@ -16,7 +16,7 @@ from baton.process import ready
 from tests.support.clients import Answer, RingClient
 from tests.support.ring import Ring, Service, running, scrape, simulated
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 TURN_S = 5.0
 """More than twice what a busy worker takes for death."""

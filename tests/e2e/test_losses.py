@@ -79,7 +79,7 @@ async def test_a_killed_worker_is_a_clear_error_within_two_seconds(
         killed = time.monotonic()
         victim.kill()
         with pytest.raises((RuntimeError, httpx.HTTPStatusError)) as failure:
-            await asyncio.wait_for(request, 10)
+            await asyncio.wait_for(request, 60)
         assert time.monotonic() - killed < 2
         assert "lost" in str(failure.value)
         if isinstance(failure.value, httpx.HTTPStatusError):
@@ -98,7 +98,7 @@ async def test_a_killed_worker_is_a_clear_error_within_two_seconds(
 
 async def until_held(blocks: Callable[[], dict[str, int]]) -> None:
     """The victim is at work."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not blocks()["held"]:  # noqa: ASYNC110 - another process's figures
             await asyncio.sleep(0.01)
 

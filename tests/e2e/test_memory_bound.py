@@ -14,7 +14,7 @@ from tests.support.nixl import needs_nixl
 from tests.support.ring import Service, running_ring
 from tests.support.tiny_models import save_shape
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 REQUESTS = 200
 ENOUGH_DONE = 4

@@ -30,6 +30,8 @@ from tests.support.prometheus import (
 from tests.support.release import free_ports
 from tests.support.ring import Ring, Service, running, running_ring
 
+pytestmark = pytest.mark.deep
+
 LOOK_BACK = "6s"
 QUIET = {"Pause of a resumed answer", "What asking Redis takes"}
 """Panels that this ring cannot fill: it loses no worker, and has no Redis."""

@@ -14,7 +14,7 @@ from baton import hub
 from baton.process import ready
 from tests.support.ring import Ring, Service, running, scrape, simulated
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 
 def another_tokenizer(tmp: Path) -> Path:
@@ -51,7 +51,7 @@ def test_workers_of_another_model_get_no_request(tmp_path: Path) -> None:
         router.wait_ready()
         ring = Ring(router, [named, other, ours])
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while refused(ring) != dict(zip(at, (1, 1, 0), strict=True)):
                 assert time.monotonic() < deadline, (refused(ring), router.log.read_text())
                 time.sleep(0.1)

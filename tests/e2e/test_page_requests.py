@@ -21,6 +21,7 @@ from tests.support.ring import Ring, running_ring
 
 pytestmark = [
     pytest.mark.beside,
+    pytest.mark.deep,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: the page's requests are NOT tested"),
 ]
 

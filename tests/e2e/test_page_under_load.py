@@ -22,6 +22,8 @@ from tests.support.axe import serious_faults
 from tests.support.browser import CHROMIUM, Page, browsing
 from tests.support.ring import CLUSTER_KEY, Ring, Service, running, running_routers, scrape, simulated
 
+pytestmark = pytest.mark.deep
+
 VISIBLE_S = 2.0
 """The longest time until the page shows what has happened to a worker."""
 FIGURES = """Object.fromEntries([...document.querySelectorAll('#figures dd')]

@@ -21,7 +21,7 @@ from tests.support.planning import counts, fleet
 from tests.support.prometheus import needs_prometheus, running_prometheus
 from tests.support.ring import CLUSTER_KEY, Ring, running, running_routers, simulated
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def addresses(ring: Ring) -> list[str]:

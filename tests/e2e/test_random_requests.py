@@ -11,7 +11,7 @@ from tests.support.random_requests import ask_all, draw
 from tests.support.ring import running_ring
 from tests.support.rings_at_their_limit import DRAFTS, OPTIONS, ROUTER_OPTIONS, errors_logged
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 NUM_REQUESTS = 200
 

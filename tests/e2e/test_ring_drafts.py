@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.ring import Ring, running, running_routers, worker
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 NGRAM = ("--speculative-method", "ngram", "--num-speculative-tokens", "5")
 UCX = {"ucx": ("--connector", "ucx", *NGRAM)} if importlib.util.find_spec("ucxx") else {}

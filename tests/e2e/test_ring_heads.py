@@ -12,7 +12,7 @@ from baton.request.params import SamplingParams
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, running, running_routers, worker
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 QUESTIONS = (
     "What is Baton?",

@@ -72,8 +72,8 @@ async def test_a_worker_on_two_nodes(tmp_path: Path, leads: str, follows: str) -
             assert listening == {follows}
             node.kill()
             killed = time.monotonic()
-            assert decode.process.wait(10) == CRASHED
-            rank.wait(10)
+            assert decode.process.wait(60) == CRASHED
+            rank.wait(60)
             assert time.monotonic() - killed < MAX_TO_END_S
             assert f"node 1 ({follows}) is gone" in decode.log.read_text()
     finally:

@@ -53,7 +53,7 @@ def prompt(number: int) -> list[int]:
 
 
 def told(ring: Ring, request_id: str) -> Any:
-    with urllib.request.urlopen(f"{ring.url}/debug/requests/{request_id}", timeout=10) as response:
+    with urllib.request.urlopen(f"{ring.url}/debug/requests/{request_id}", timeout=60) as response:
         return json.load(response)
 
 
@@ -98,7 +98,7 @@ def test_explain_prints_the_same(ring: Ring) -> None:
     headers, _, _ = stream(ring, prompt(20), 8)
     document = told(ring, headers["x-baton-request-id"])
     argv = [sys.executable, "-m", "baton", "explain", document["request_id"], "--url", ring.url]
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=240)
     assert said.returncode == 0, said.stderr
     [choice] = document["choices"]
     for phase in choice["phases"]:
@@ -106,7 +106,7 @@ def test_explain_prints_the_same(ring: Ring) -> None:
     [attempt] = choice["attempts"]
     assert f"at {attempt['prefill']} > {attempt['decode']}" in said.stdout
     assert "-- first token" in said.stdout and "handoff over " in said.stdout and "chosen" in said.stdout
-    unknown = subprocess.run([*argv[:4], "nobody", *argv[5:]], capture_output=True, text=True, timeout=60)
+    unknown = subprocess.run([*argv[:4], "nobody", *argv[5:]], capture_output=True, text=True, timeout=240)
     assert unknown.returncode == 1 and "Nothing is known of request" in unknown.stderr
 
 
@@ -116,7 +116,7 @@ def test_a_collector_gets_the_spans_of_those_that_are_sampled(ring: Ring, spans:
     _, trace_id, span_id, flags = headers["traceresponse"].split("-")
     assert trace_id == PARENT.split("-")[1] and flags == "01"
     assert unsampled["traceresponse"].endswith("-00")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not (found := spans[1].of(trace_id)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not spans[1].of(unsampled["traceresponse"].split("-")[1])

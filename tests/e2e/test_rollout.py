@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.rollout.run import Plan, carried_out, total
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.deep]
 
 
 async def test_no_request_fails_and_no_kv_crosses_while_prefill_and_decode_are_rolled_out(

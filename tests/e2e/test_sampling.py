@@ -286,7 +286,7 @@ async def test_choices_go_on_elsewhere_from_first_tokens_that_were_delivered(
             pb.Fork(request_id=names[i], seed=for_choice(params, i).seed, output_ids=given[i]) for i in (1, 2)
         ]
         await prefill.submit(*name, prompt, params, given[0], decode=target, forks=forks)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             assert await decode.answers(*names) == true
     finally:
         await prefill.close()

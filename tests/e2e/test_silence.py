@@ -12,6 +12,8 @@ import pytest
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, Service, running_ring
 
+pytestmark = pytest.mark.deep
+
 PROMPT = list(range(100, 3900))
 FOUND_S = 2.0
 """How long a peer with something open may be silent."""

@@ -106,7 +106,7 @@ def test_its_plain_api_serves_other_routers(rings: dict[str, Ring]) -> None:
     assert whole.usage is not None and whole.usage.completion_tokens == 6
     with pytest.raises(openai.BadRequestError, match="prompt"):
         client.completions.create(model="demo", prompt=3, max_tokens=6)  # type: ignore[call-overload]
-    with urllib.request.urlopen(f"{found[1]}/v1/models", timeout=10) as response:
+    with urllib.request.urlopen(f"{found[1]}/v1/models", timeout=60) as response:
         assert [model["id"] for model in json.load(response)["data"]] == ["demo"]
 
 
@@ -118,4 +118,4 @@ def test_a_fault_ends_the_worker(tmp_path: Path) -> None:
         client = openai.OpenAI(base_url=f"{found[1]}/v1", api_key="-", max_retries=0)
         with pytest.raises(openai.APIConnectionError):
             client.completions.create(model="demo", prompt="a prompt", max_tokens=6)
-        assert worker.process.wait(10) == 137
+        assert worker.process.wait(60) == 137

@@ -35,7 +35,7 @@ class Page:
         self._answers[number] = asyncio.get_running_loop().create_future()
         message = {"id": number, "method": method, "params": params}
         await self.socket.send(json.dumps(message | ({"sessionId": self._session} if self._session else {})))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             return await self._answers[number]
 
     async def open(self, url: str) -> None:
@@ -133,7 +133,7 @@ async def browsing(directory: Path) -> AsyncIterator[Page]:
 
 async def _address(file: Path) -> str:
     """Of the browser's debugger, once it says it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             lines = await asyncio.to_thread(_lines, file)
             if len(lines) == 2:

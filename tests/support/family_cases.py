@@ -24,6 +24,8 @@ from baton.models.config import ModelConfig
 from tests.support.oracle_beams import oracle_beams
 from tests.support.tiny_models import load_oracle, oracle_greedy
 
+MOST_DIFFERENT = ("deepseek-v3", "gpt-oss", "gemma3", "llama4", "falcon-h1", "kimi-linear")
+"""The families that differ most."""
 FULL = os.environ.get("BATON_FAMILIES") == "full"
 NEW_TOKENS = 48
 BEAM_TOKENS = 16

@@ -17,11 +17,6 @@ from tests.support.tiny_models import VOCAB_SIZE
 BLOCK_SIZE = 16
 
 
-def assert_same(logits: Tensor, expected: Tensor) -> None:
-    """Equal up to the order of float32 sums; logits spread over about ±12."""
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=4e-4)
-
-
 def prompt(length: int, seed: int = 0) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(VOCAB_SIZE) for _ in range(length)]

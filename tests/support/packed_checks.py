@@ -20,10 +20,11 @@ from baton.models.loader import fill, load_model, places_of, scheme_of, weight_f
 from baton.models.quantization.quantized import QuantizedExperts
 from baton.parallel.collectives import Parallel
 from baton.process.options import ModelError
+from tests.support.exact import alike, assert_same, exact_logits
 from tests.support.laid_out import LaidOut
-from tests.support.model_ring import assert_same, prompt
+from tests.support.model_ring import prompt
 from tests.support.rank_threads import in_ranks
-from tests.support.tiny_models import oracle_greedy, oracle_logits
+from tests.support.tiny_models import oracle_greedy
 
 IDS = prompt(45)
 TOKENS = 6
@@ -75,14 +76,15 @@ def assert_stands_for(packed: Path, meant: Path) -> CausalLM:
         assert torch.equal(weight, expected.pop(name)), name
     assert not expected
     model = load_model(packed, "float32")
-    assert_same(logits_of(model), oracle_logits(meant, IDS))
+    assert_same(logits_of(model), exact_logits(meant, IDS))
     assert greedy(model) == oracle_greedy(meant, IDS, TOKENS)[0]
     return model
 
 
-def assert_split_alike(packed: Path) -> None:
-    """Checks that two ranks compute what one does."""
-    whole = logits_of(load_model(packed))
+def assert_split_alike(packed: Path, plain: Path) -> None:
+    """Checks that two ranks compute what one does. ``plain``: a model of the same sizes that transformers
+    reads."""
+    whole = alike(logits_of(load_model(packed)), exact_logits(plain, IDS))
     assert_same(in_ranks(packed, 2, 1, logits_of, quantization="auto")[0], whole)
 
 

@@ -32,7 +32,7 @@ needs_prometheus = pytest.mark.skipif(
 def promtool(*arguments: str) -> None:
     """AssertionError with what it says if it is not content."""
     assert PROMTOOL is not None
-    ended = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=240)
+    ended = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=800)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -166,11 +166,11 @@ def running_prometheus(
         yield Server(f"http://{address}")
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _wait_ready(url: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(url, timeout=2):

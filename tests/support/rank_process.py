@@ -72,7 +72,7 @@ def rank_processes() -> Iterator[RankProcesses]:
         yield ranks
     finally:
         ours.close()
-        process.wait(10)
+        process.wait(60)
 
 
 def _serve(sock: socket.socket, asked: dict[str, object]) -> None:

@@ -72,7 +72,7 @@ class RedisServer:
         if self._password:
             options += ["--requirepass", self._password]
         self._process = subprocess.Popen([PROGRAM, *options], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
                 self.client().ping()
@@ -106,7 +106,7 @@ class RedisServer:
             client.replicaof("NO", "ONE")
             return
         client.replicaof(primary.host, str(primary.port))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while client.info("replication")["master_link_status"] != "up":
             if time.monotonic() > deadline:
                 raise TimeoutError("the replica did not catch up")

@@ -19,7 +19,7 @@ from baton.process import ready
 from tests.support import warm
 from tests.support.warm import WarmProcess
 
-START_S = 120.0
+START_S = 480.0
 PORT_TRIES = 20
 PORT_PAUSE_S = 0.5
 CLUSTER_KEY = "the cluster key of tests"
@@ -107,7 +107,7 @@ class Service:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(10)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.kill()
         if self.process.stdout is not None:
@@ -187,7 +187,7 @@ class Ring:
 
 def scrape(url: str) -> dict[str, float]:
     """Every sample of a Prometheus page."""
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         lines = response.read().decode().splitlines()
     samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, value in samples}

@@ -31,7 +31,7 @@ ADDRESS = "BATON_TESTS_WARM"
 """The variable that names the socket."""
 MODULES = ("baton.cli.main", "baton.worker.start", "baton.router.main", "baton.simulated.main")
 LARGEST = 1 << 20
-START_S = 60.0
+START_S = 300.0
 
 
 class WarmProcess:

@@ -185,6 +185,7 @@ def test_none_fires_on_a_ring_that_is_well(tmp_path: Path) -> None:
     _evaluate(tmp_path, [({}, dict.fromkeys(ALERTS, False))])
 
 
+@pytest.mark.deep
 def test_each_fires_on_what_it_is_for_and_alone(tmp_path: Path) -> None:
     cases = []
     for name, changed in ILL.items():

@@ -47,7 +47,7 @@ def symmetric(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_zero_points(recipe: Recipe, tmp_path: Path) -> None:
     path, meant = save_packed(recipe(tmp_path / "plain"), awq, CONFIG)
     assert_stands_for(path, meant)
-    assert_split_alike(path)
+    assert_split_alike(path, meant)
 
 
 def test_experts(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_experts(tmp_path: Path) -> None:
     config = CONFIG | {"modules_to_not_convert": ["gate", "1.self_attn"]}
     path, meant = save_packed(MIXTRAL(tmp_path / "plain"), awq, config, ("1.self_attn",))
     assert_stands_for(path, meant)
-    assert_split_alike(path)
+    assert_split_alike(path, meant)
 
 
 def test_symmetric(symmetric: tuple[Path, Path]) -> None:

@@ -351,6 +351,7 @@ SEARCHES = st.builds(
 PLAIN = st.builds(replace, st.just(GREEDY), seed=st.integers(0, 2), temperature=st.sampled_from([0.0, 2.0]))
 
 
+@pytest.mark.deep
 @settings(max_examples=120, deadline=None)
 @given(
     requests=st.lists(

@@ -14,6 +14,7 @@ from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.sequence import FinishReason, Sequence
+from tests.support.deep import all_deep_but
 from tests.support.oracle_beams import Answer, beam_request, oracle_beams, search
 from tests.support.tiny_models import EOS, IM_END, TINY_MODELS
 
@@ -62,7 +63,7 @@ def oracle(
 
 
 @pytest.mark.parametrize("early_stopping", EarlyStopping)
-@pytest.mark.parametrize("width", range(2, 9))
+@pytest.mark.parametrize("width", all_deep_but(2, range(2, 9)))
 def test_answers_are_transformers(
     model: Path, engine: Engine, width: int, early_stopping: EarlyStopping
 ) -> None:

@@ -69,7 +69,7 @@ async def test_a_dead_child_is_started_again(tmp_path: Path) -> None:
     view = Recorder()
     supervisor = Supervisor([child("ready", f"once:{tmp_path / 'died'}:exit:3", "sleep")], view, QUICK)
     await supervisor.all_ready()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await view.ready_twice.wait()
     assert "worker died (exit status 3); starting it again" in view.events
     await supervisor.stop()
@@ -118,7 +118,7 @@ async def test_hurry_kills_at_once() -> None:
     supervisor = Supervisor([child("stubborn", "ready", "sleep")], Recorder(), patient)
     await supervisor.all_ready()
     asyncio.get_running_loop().call_later(0.1, supervisor.hurry)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await supervisor.stop()
 
 
@@ -126,7 +126,7 @@ async def test_a_stop_during_the_start_leaves_nothing() -> None:
     view = Recorder()
     supervisor = Supervisor([child("ready", "sleep")], view, QUICK)
     await asyncio.sleep(0)  # the task has begun, the process may or may not have
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await supervisor.stop()
         await supervisor.run()
 

@@ -47,7 +47,7 @@ class Up:
         return children
 
     def wait(self) -> int:
-        rest, _ = self.process.communicate(timeout=20)
+        rest, _ = self.process.communicate(timeout=120)
         self.output += rest
         return self.process.returncode
 
@@ -68,7 +68,7 @@ def start(started: list[Up], *actions: str) -> Up:
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -137,6 +137,6 @@ def test_a_terminal_shows_the_ring_and_the_reason_of_a_start_that_fails() -> Non
         while piece := os.read(leader, 65536):
             shown += piece
     os.close(leader)
-    assert process.wait(timeout=20) == 1
+    assert process.wait(timeout=120) == 1
     assert "client ══► ".encode() in shown
     assert b"error: worker did not start: models/x: no config.json" in shown

@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -40,7 +39,7 @@ from baton.transport.base import (
     PageMemory,
     TransferError,
 )
-from baton.transport.data_listener import dial
+from baton.transport.data_listener import HANDSHAKE_S, dial
 from baton.transport.pool_memory import PoolMemory
 from baton.transport.staging import PIECE_BYTES, Staging
 from baton.transport.torch_group import MAGIC as GROUP_MAGIC
@@ -50,6 +49,7 @@ from baton.worker.config import CONNECTORS
 from baton_kernels.kv_fp8 import FP8
 from tests.support import sender
 from tests.support.certificates import Authority
+from tests.support.deep import all_deep_but
 from tests.support.ipv6 import needs_ipv6
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 from tests.support.nixl import loads_nixl
@@ -297,7 +297,7 @@ class TestParts:
         assert not logical(target)[..., 14 * 16 : 15 * 16, :].any(), "a block that was not sent changed"
         await closed(pairs, prefill, decode)
 
-    @pytest.mark.parametrize(("ours", "theirs"), [(64, 16), (16, 64), (16, 16)])
+    @pytest.mark.parametrize(("ours", "theirs"), all_deep_but(1, [(64, 16), (16, 64), (16, 16)]))
     async def test_memory_is_bounded_by_what_is_arriving(self, kind: str, ours: int, theirs: int) -> None:
         """200 messages of 1.5 MiB, each in as many runs as blocks, so that all of them are copied."""
         source = kv(ours, 8 * 1024, heads=8, layers=12, dim=8, seed=1)
@@ -332,7 +332,7 @@ class TestParts:
             sent = asyncio.ensure_future(pairs[0].sender.send(1, [1, 2]))
             await asyncio.sleep(0.2)
             assert not received.done(), "there is no room"
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(WAIT_S):
                 await pairs[0].close()
             assert isinstance(received.exception(), TransferError)
             assert isinstance(sent.exception(), TransferError) or full == "receiving"
@@ -510,7 +510,7 @@ class TestFailure:
         idle = [await asyncio.to_thread(socket.create_connection, (host, int(port))) for _ in range(80)]
         try:
             pair = await ends.link()
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(HANDSHAKE_S - 0.5):
                 received = pair.receiver.post_receive(1, [1])
                 await asyncio.gather(pair.sender.send(1, [1]), received)
                 await pair.close()
@@ -582,7 +582,7 @@ class TestFence:
         received = asyncio.ensure_future(receiver.post_receive(1, [1]))
         peer = await dial(address, GROUP_MAGIC, token)  # and nothing else of what a peer does
         await until(lambda: any(thread.name == "library-meet" for thread in threading.enumerate()))
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(MEET_S / 2):
             await receiver.close()
         assert isinstance(received.exception(), TransferError)
         peer.sock.close()
@@ -593,17 +593,14 @@ class TestFence:
     ) -> None:
         """Which of two ends connects to the other follows from ports; of eight links some wait."""
         monkeypatch.setattr(torch_group, "MEET_S", 2.0)
-        seen = set[threading.Thread]()
+        begun = list[socket.socket]()
 
-        def meeting() -> list[threading.Thread]:
-            now = [thread for thread in threading.enumerate() if thread.name == "library-meet"]
-            seen.update(now)
-            return now
+        class Noted(torch_group._Pair):
+            def __init__(self, backend: str, rank: int, device: int | None, sock: socket.socket) -> None:
+                begun.append(sock)
+                super().__init__(backend, rank, device, sock)
 
-        def have_waited(links: int) -> bool:
-            meeting()
-            return len(seen) == links
-
+        monkeypatch.setattr(torch_group, "_Pair", Noted)
         decode = make("gloo")
         address = await decode.listen("127.0.0.1", 0)
         links, peers = list[Link](), list[socket.socket]()
@@ -612,11 +609,9 @@ class TestFence:
             links.append(decode.expect(token, HostMemory(2), lambda: None))
             peers.append((await dial(address, GROUP_MAGIC, token)).sock)
             peers[-1].setblocking(True)
-            # On a busy machine the first has been given up before the last one waits.
-            await until(partial(have_waited, number))
+            await until(lambda expected=number: len(begun) == expected)  # type: ignore[misc]
             await asyncio.to_thread(say_an_address, peers[-1])
-        async with asyncio.timeout(10):
-            await until(lambda: not meeting())
+        await until(lambda: all(thread.name != "library-meet" for thread in threading.enumerate()))
         for link, peer in zip(links, peers, strict=True):
             await link.close()
             peer.close()
@@ -666,7 +661,7 @@ class TestFence:
                 await asyncio.sleep(0.02 * (number % 2))
                 await second.close()
                 await asyncio.gather(*moves, return_exceptions=True)
-            async with asyncio.timeout(5 + (MEET_S if kind == "gloo" else 0)):
+            async with asyncio.timeout(WAIT_S + (MEET_S if kind == "gloo" else 0)):
                 await until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
         finally:
             gc.enable()
@@ -683,7 +678,8 @@ class Shy(LinkStore):
 
 
 def say_an_address(sock: socket.socket) -> None:
-    with pytest.raises(TransferError, match="shy"):
+    """On a slow machine the other end may have given it up already, and closed the connection."""
+    with pytest.raises((TransferError, OSError), match=r"shy|Broken pipe|reset"):
         torch_group._Gloo(Shy(sock, 5.0), 1, "127.0.0.1")
 
 
@@ -746,10 +742,10 @@ class TestOtherProcess:
         posted = asyncio.ensure_future(other.receiver.post_receive(2, [0]))
         await other.until_under_way()
         other.process.kill()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await until(lambda: other.lost == ["receiver"])
         with pytest.raises(TransferError):
-            await asyncio.wait_for(posted, 2)
+            await asyncio.wait_for(posted, WAIT_S)
         await within(other.receiver.close())
         assert other.received.done()
         await asyncio.sleep(0.05)
@@ -773,7 +769,7 @@ class TestOtherProcess:
         gc.disable()
         try:
             await see_one_die()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 await until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
         finally:
             gc.enable()
@@ -784,7 +780,7 @@ class TestOtherProcess:
         if stopped:
             other.process.send_signal(signal.SIGSTOP)
         before = not other.received.done() and not other.receiver.cancel_receive(1)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await other.receiver.close()
         after = other.memory.bytes.count(1)
         assert other.received.done(), "a receive is over, one way or the other, when the link is closed"

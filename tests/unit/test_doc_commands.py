@@ -25,6 +25,7 @@ from baton.cli.main import commands as baton
 from baton.router.api.http.openai.schemas import ChatRequest, CompletionRequest
 from scripts.reference.values import CHART, Schema, values
 from tests.support.doc_commands import PAGES, ROOT, Command, commands
+from tests.support.tiny_runs import PACKAGES, RUNS, named_programs
 
 COMMANDS = list(commands())
 QUICK = ("baton keys create",)
@@ -33,6 +34,7 @@ QUICK = ("baton keys create",)
 ELSEWHERE: Mapping[str, str] = {
     "make run": "tests/e2e/test_openai_client.py asks the ring that it starts the same question",
     "make test": "CI is this",
+    "make test-deep": "CI is this",
     "make lint": "CI is this",
     "make docs": "needs mkdocs; tests/unit/test_site.py tries its parts",
     "make gpu": "needs a CUDA device; tests/e2e/test_gpu_dry_run.py runs it without",
@@ -54,9 +56,9 @@ ELSEWHERE: Mapping[str, str] = {
     "baton explain": "tests/e2e/test_ring_traces.py runs it",
     "baton switch-role": "tests/e2e/test_role_switches.py does what it does",
     "python -m pytest": "takes minutes or hours: what a test does deeper than in CI",
-    "python -m scripts": "writes files that tests compare with the code",
-    "python -m tests": "takes minutes: the chart, all versions of Kubernetes",
-    "python -m loadtest": "takes minutes or hours, on a quiet machine, and some a server or a GPU",
+    "python -m scripts": "tests/e2e/test_programs.py runs it, where others' files or servers are not needed",
+    "python -m tests": "tests/e2e/test_programs.py runs it",
+    "python -m loadtest": "tests/e2e/test_programs.py runs it, for less long",
     "pip": "needs an index of packages; the extra exists",
     "pipx": "needs an index of packages; `python -m scripts.fresh_installs` runs it",
     "python -m build": "needs an index of packages; tests/unit/test_wheel.py builds the wheel",
@@ -134,7 +136,7 @@ def test_every_run_says_how_to_repeat_it() -> None:
 
 def test_targets_within_sentences_exist() -> None:
     text = "\n".join(page.read_text() for page in PAGES)
-    assert set(re.findall(r"`make ([a-z]+)", text)) <= targets()
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets()
 
 
 def check_baton(words: Sequence[str], patch: pytest.MonkeyPatch) -> None:
@@ -153,7 +155,7 @@ def check_python(words: Sequence[str], patch: pytest.MonkeyPatch) -> None:
     if module == "pytest":
         assert all((ROOT / path).exists() for path in arguments if not path.startswith("-"))
         return
-    if not (ROOT / module.partition(".")[0]).is_dir():  # a package of others
+    if module.partition(".")[0] not in PACKAGES:  # of others
         return
     if "--help" in arguments:
         arguments.remove("--help")
@@ -228,3 +230,9 @@ CHECKS: Mapping[str, Callable[[Sequence[str], pytest.MonkeyPatch], None]] = {
     "docker": check_docker,
     "pip": check_pip,
 }
+
+
+def test_every_program_that_is_named_is_run() -> None:
+    """By tests/e2e/test_programs.py."""
+    named = set(named_programs())
+    assert named == set(RUNS), f"not run: {named - set(RUNS)}; in no page: {set(RUNS) - named}"

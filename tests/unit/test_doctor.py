@@ -120,7 +120,7 @@ def doctor(
         [*before, sys.executable, "-m", "baton", "doctor", "--json", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
     )
     assert done.stdout, done.stderr
@@ -150,7 +150,7 @@ class TestThisMachine:
                 [sys.executable, "-m", "baton", "doctor", "--port", port, "--timeout", "0.5"],
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=600,
             )
         lines = done.stdout.splitlines()
         assert done.returncode == (0 if "0 lacking" in lines[-1] else 1), done.stdout + done.stderr

@@ -58,7 +58,7 @@ def elsewhere(function: Callable[[], T]) -> T:
     results: list[T] = []
     thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert not thread.is_alive(), "blocked"
     return results[0]
 

@@ -26,11 +26,13 @@ from baton.models.loader import kv_layout
 from baton.models.registry import FAMILIES
 from baton_kernels.kv_layout import KVLayout
 from tests.support.covering import covering
+from tests.support.deep import all_deep_but
 from tests.support.family_cases import (
     BEAM_TOKENS,
     BEAMS,
     FULL,
     LONGEST,
+    MOST_DIFFERENT,
     NEW_TOKENS,
     Question,
     beam_questions,
@@ -138,7 +140,10 @@ else:
     CASES = list(zip((names[0] for names in MODELS_OF.values()), cycle(WAYS), strict=False))
 
 
-@pytest.mark.parametrize(("name", "way"), CASES, ids=str)
+EVERYDAY = [case for case in CASES if case[0] in MOST_DIFFERENT]
+
+
+@pytest.mark.parametrize(("name", "way"), all_deep_but(EVERYDAY, CASES), ids=str)
 def test_tokens_are_those_of_transformers(
     name: str, way: Way, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from scripts.phases import OF_ALL
+
 ROOT = Path(__file__).parents[2]
 TABLE = (ROOT / "docs/features.md").read_text()
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py(?:::[^`]+)?)`", TABLE)))
+IN_A_RING = [
+    name
+    for line in TABLE.splitlines()
+    if line.count(" | ") == 3
+    for name in re.findall(r"`(tests/[\w/]+\.py(?:::[^`]+)?)`", line.split(" | ")[2])
+]
+"""The tests of each feature through a ring, over one connector."""
 CELL = re.compile(r"`tests/|no ring|likewise|no matter|refused by")
 
 
@@ -25,6 +34,17 @@ def test_each_test_is_there(name: str) -> None:
             if isinstance(d, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and d.name == part
         ]
         found = definition.body
+
+
+@pytest.mark.parametrize("name", sorted(set(IN_A_RING)))
+def test_each_is_shown_through_a_ring_before_every_change(name: str) -> None:
+    """By `make test`, and not by `make test-deep` alone."""
+    file, *parts = name.partition("[")[0].split("::")
+    text = (ROOT / file).read_text()
+    assert not re.search(f"{OF_ALL}deep", text)
+    if parts:
+        above = text[: text.index(f"def {parts[-1]}(")].rpartition("\n\n")[2]
+        assert "mark.deep" not in above
 
 
 def test_each_case_is_there() -> None:

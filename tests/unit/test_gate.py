@@ -77,7 +77,7 @@ class TestGate:
         second = asyncio.create_task(gate.enter(asked()))
         await asyncio.sleep(0.05)
         room.now = Capacity(2)
-        await asyncio.wait_for(second, 1)
+        await asyncio.wait_for(second, 60)
 
     async def test_whoever_leaves_while_it_waits_takes_no_room(self) -> None:
         gate = gate_of(Room())
@@ -87,7 +87,7 @@ class TestGate:
         second.cancel()
         gate.leave(first, 1, completed=True)  # in the same moment
         await asyncio.wait({second}, timeout=1)
-        entry = await asyncio.wait_for(third, 1)
+        entry = await asyncio.wait_for(third, 60)
         assert gate.view().waiting == 0 and gate.view().open_answers == 1
         gate.leave(entry, 1, completed=True)
         assert gate.view().open_answers == 0

@@ -57,7 +57,7 @@ def test_dense_models(bits: int, version: int, dense: Path) -> None:
     pack = partial(gptq, bits=bits, symmetric=version == 1, version=version)
     path, meant = save_packed(dense, pack, CONFIG | form)
     assert_stands_for(path, meant)
-    assert_split_alike(path)
+    assert_split_alike(path, meant)
 
 
 def test_zero_points_of_the_first_format_borrow(dense: Path) -> None:
@@ -73,7 +73,7 @@ def test_latent_attention(symmetric: bool, group: int | None, tmp_path: Path) ->
     path, meant = save_packed(LATENT(tmp_path / "plain"), pack, config)
     assert_stands_for(path, meant)
     if group:
-        assert_split_alike(path)
+        assert_split_alike(path, meant)
 
 
 def test_experts(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_experts(tmp_path: Path) -> None:
     config = CONFIG | {"sym": False, "group_size": 16, "checkpoint_format": "gptq_v2"}
     path, meant = save_packed(QWEN_MOE(tmp_path / "plain"), pack, config)
     assert_stands_for(path, meant)
-    assert_split_alike(path)
+    assert_split_alike(path, meant)
     change_config(path, quantization_config=config | {"desc_act": True})
     assert refusal(path) == (
         "quantization_config: desc_act of model.layers.0.mlp.experts.0.gate_proj is true; allowed for "
@@ -115,11 +115,11 @@ def test_order_of_activations(bits: int, dense: Path) -> None:
     )
 
 
-def test_order_of_activations_that_is_that_of_the_inputs(packed: Path) -> None:
+def test_order_of_activations_that_is_that_of_the_inputs(packed: Path, dense: Path) -> None:
     """Groups that follow each other, whatever the config allows, are split like others."""
     path = copied(packed)
     change_config(path, quantization_config=CONFIG | {"desc_act": True})
-    assert_split_alike(path)
+    assert_split_alike(path, dense)
 
 
 def test_modules_with_rules_of_their_own(dense: Path) -> None:

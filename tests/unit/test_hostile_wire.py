@@ -77,7 +77,7 @@ async def test_a_call_by_hand_is_taken_by_a_grpc_server() -> None:
             + frames.data(1, frames.grpc_message(b"this"), end=True)
         )
         parser, came = Parser(), list[Frame]()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not any(f.flags & frames.END_STREAM and f.stream for f in came):
                 came += parser.feed(await line.reader.read(4096))
         line.close()

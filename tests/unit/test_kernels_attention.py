@@ -16,6 +16,7 @@ from torch import Tensor
 from baton_kernels.reference import reference_attention
 from baton_kernels.window import ChunkedWindow
 from tests.support.covering import Choice, covering
+from tests.support.deep import all_deep_but
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of, spoil_unused
 
 if find_spec("triton") is None:
@@ -78,7 +79,7 @@ def check(case: Case, device: shapes.Device = FEW) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCE[case.dtype])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", all_deep_but(4, CASES))
 def test_matches_the_reference(name: str) -> None:
     check(CASES[name])
 
@@ -101,7 +102,9 @@ STEPS: Mapping[str, Case] = MappingProxyType(
 )
 
 
-@pytest.mark.parametrize("choice", covering(FEATURES), ids=lambda choice: "-".join(map(str, choice.values())))
+@pytest.mark.parametrize(
+    "choice", all_deep_but(3, covering(FEATURES)), ids=lambda choice: "-".join(map(str, choice.values()))
+)
 def test_windows_and_soft_caps_match_the_reference_beside_sinks(choice: Choice) -> None:
     how: dict[str, Any] = {name: choice[name] for name in ("window", "softcap")}
     case = replace(STEPS[str(choice["step"])], **how, has_sinks=True)
@@ -136,7 +139,16 @@ def test_sinks_that_the_kernels_cannot_read_are_an_error(sinks: Tensor, says: st
 
 @pytest.mark.parametrize(
     ("decode", "chunks", "tiles"),
-    [((3990,), (), 17), ((3001,), (), 1), ((3000,), (), 16), ((), ((3985, 5),), 17), ((), ((3000, 70),), 2)],
+    all_deep_but(
+        1,
+        [
+            ((3990,), (), 17),
+            ((3001,), (), 1),
+            ((3000,), (), 16),
+            ((), ((3985, 5),), 17),
+            ((), ((3000, 70),), 2),
+        ],
+    ),
     ids=["decode", "first of a run", "last of a run", "short chunk", "prefill"],
 )
 def test_only_the_tiles_of_a_run_are_read(
@@ -181,7 +193,7 @@ def random_case(seed: int) -> Case:
     )
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", all_deep_but(1, range(16)))
 def test_matches_the_reference_on_random_shapes(seed: int) -> None:
     rng = random.Random(seed)
     check(random_case(seed), shapes.Device(processors=rng.randint(1, 40), arch=rng.choice([80, 90])))

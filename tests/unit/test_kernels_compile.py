@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -21,7 +23,7 @@ def of_layer(layer: str, *kernels: str) -> list[str]:
 def test_they_build_and_do_not_spill() -> None:
     """In a process of its own: here, triton may have been told to interpret."""
     command = [sys.executable, "-m", "loadtest.kernels", "--compile", "--quick"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1700)
     assert result.returncode == 0, result.stdout + result.stderr
     built = [[cell.strip() for cell in line.split("│")] for line in result.stdout.splitlines() if "│" in line]
     names = [(kernel, head_dim) for _, kernel, head_dim, *_ in built]

@@ -17,7 +17,7 @@ if find_spec("triton") is None:
 
 def run(program: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=800
     )
     assert result.returncode == 0, result.stdout + result.stderr
 

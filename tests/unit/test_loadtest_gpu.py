@@ -178,7 +178,7 @@ def test_a_signal_ends_the_parts(tmp_path: Path) -> None:
         time.sleep(0.02)
         pids = [int(record["pid"]) for record in records(tmp_path) if record["record"] == "begin"]
     command.send_signal(signal.SIGTERM)
-    assert command.wait(20) == 128 + signal.SIGTERM
+    assert command.wait(120) == 128 + signal.SIGTERM
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
 
 

@@ -53,7 +53,7 @@ def test_models(recipe: Recipe, pack: Pack, tmp_path: Path) -> None:
     config = CONFIG | {"quant_algo": "FP8" if pack is fp8 else "NVFP4"}
     path, meant = save_packed(recipe(tmp_path / "plain"), pack, config)
     assert_stands_for(path, meant)
-    assert_split_alike(path)
+    assert_split_alike(path, meant)
 
 
 @pytest.mark.parametrize(

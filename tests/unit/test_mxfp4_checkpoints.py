@@ -46,7 +46,7 @@ def test_experts(packed: tuple[Path, Path]) -> None:
         stored = tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
         assert torch.equal(convert_moe_packed_tensors(*stored, dtype=torch.float32), weights[name])
     assert assert_stands_for(path, meant).scheme.description == "mxfp4: fp4 by 32"
-    assert_split_alike(path)
+    assert_split_alike(path, meant)
 
 
 def test_some_experts(tmp_path: Path) -> None:

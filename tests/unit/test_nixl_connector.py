@@ -28,8 +28,9 @@ from baton.transport.nixl_frames import Frame, FrameKind, Notice, cut, paired, r
 from baton.transport.staging import PIECE_BYTES, Staging
 from baton.transport.tcp import TcpConnector
 from tests.support import sender
-from tests.support.links import PAGE_BYTES, HostMemory, kv_threads, until, within
+from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 from tests.support.nixl import needs_nixl
+from tests.support.patience import undisturbed
 
 pytestmark = pytest.mark.nixl
 
@@ -260,6 +261,7 @@ class TestReceiver:
         with pytest.raises(TransferError, match="refused"):
             receiving.agent.write((HOST, [span_of(source)]), (HOST, [span_of(other[:16])]), b"")
 
+    @undisturbed  # or all of it has arrived before the close
     async def test_what_is_on_its_way_at_the_close_lands_nowhere(self) -> None:
         """The peer goes on writing: its agent is told nothing."""
         memory, token = HostMemory(1, 64 << 20), os.urandom(TOKEN_BYTES)
@@ -426,7 +428,7 @@ class TestSender:
         await asyncio.to_thread(peer.stdout.readline)
         peer.send_signal(signal.SIGSTOP)
         await asyncio.sleep(0.1)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await link.close()
         assert sent.done()
         peer.kill()
@@ -530,7 +532,7 @@ class TestPeerThatCopies:
     async def test_close_is_quick_where_the_peer_lives(self, monkeypatch: pytest.MonkeyPatch) -> None:
         connector, link, received, peer, _ = await self.link(monkeypatch)
         await within(received)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await link.close()
         peer.kill()
         await asyncio.to_thread(peer.wait)

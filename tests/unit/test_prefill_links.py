@@ -104,7 +104,7 @@ class World:
             await asyncio.sleep(0)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             for _ in iter(condition, True):
                 await asyncio.sleep(0.005)
 

@@ -40,7 +40,7 @@ def _log_threads_end() -> Iterator[None]:
     yield
     for thread in threading.enumerate():
         if thread.name == LOG_THREAD:
-            thread.join(10)
+            thread.join(60)
 
 
 def metrics() -> TurnMetrics:

@@ -28,6 +28,7 @@ from baton.transport.ranks.remote import EndpointMissingError, RemoteEndpoint
 from baton.transport.ranks.shard import MAX_RANKS, KVShard, KVSlice, objection, slices
 from baton.transport.staging import Staging
 from baton.transport.tcp import TcpConnector
+from tests.support.deep import all_deep_but
 from tests.support.links import WAIT_S, until, within
 from tests.support.nixl import loads_nixl
 from tests.support.rank_process import RankProcesses, mapped, rank_processes
@@ -242,7 +243,7 @@ class TestBytes:
     async def test_block_sizes_and_layers_may_differ_too(self, pairing: Pairing) -> None:
         await self.check(await both("tcp", pairing))
 
-    @pytest.mark.parametrize("pairing", [TP[0], TP[4], TP[5], OTHERS[4]], ids=str)
+    @pytest.mark.parametrize("pairing", all_deep_but(1, [TP[0], TP[4], TP[5], OTHERS[4]]), ids=str)
     async def test_from_process_to_process(
         self, kind: str, pairing: Pairing, starter: RankProcesses, tmp_path: Path
     ) -> None:
@@ -359,7 +360,7 @@ class TestLoss:
         assert not posted_well
         assert not sent_well or victim == "decode"  # to a socket's buffer, it may go well
         await until(lambda: sorted(pair.link.lost) == ["receiver", "sender"])
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await pair.link.close()
         before = [pool.clone() for pool in pair.decode.pools]
         await asyncio.sleep(0.1)
@@ -397,7 +398,7 @@ class TestLoss:
         closing = asyncio.create_task(pair.decode.close())
         for _ in range(3):  # its ranks have been told
             await asyncio.sleep(0)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await pair.link.close()
         await closing
         await pair.prefill.close()
@@ -410,7 +411,7 @@ class TestLoss:
         await pair.decode.close()
         await until(lambda: not Path(f"/proc/{pid}").exists())
         await until(lambda: sorted(pair.link.lost) == ["receiver", "sender"])
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             await pair.link.close()
         await pair.prefill.close()
 

@@ -54,7 +54,7 @@ def test_nothing_is_pushed_without_addresses(missing: str) -> None:
     del options[missing]
     given = [part for name, value in options.items() for part in (f"--{name}", value)]
     command = [sys.executable, "-m", "scripts.packaging.release", "--no-dry-run", *given]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 1
     assert ended.stdout == f"not released: --{missing} is needed\n"
 
@@ -84,7 +84,7 @@ def test_nothing_that_holds_the_repository_is_emptied(tmp_path: Path) -> None:
     assert not_to_be_emptied(ROOT / "docs").startswith("holds other files")
     (tmp_path / "kept.txt").touch()
     command = [sys.executable, "-m", "scripts.packaging.release", "--output", str(tmp_path)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 1
     assert ended.stdout.startswith(f"not built: --output: {tmp_path} holds other files")
     assert (tmp_path / "kept.txt").exists()

@@ -364,7 +364,7 @@ async def test_a_step_that_fails_unasked_ends_its_test() -> None:
     """The clients of such a worker would wait for ever: here nobody ends the process."""
     worker, kind = LocalWorker("both", make_model=DeadlyModel), KINDS["several"]
     with pytest.raises(AssertionError, match="a step of a worker failed"):
-        async with asyncio.timeout(20), local_ring([worker]) as ring:
+        async with asyncio.timeout(120), local_ring([worker]) as ring:
             await client(kind).run(ring, kind.requests("deadly"), [*PROMPT, DEADLY])
 
 
@@ -517,7 +517,7 @@ async def test_a_request_that_everybody_refuses_is_given_up_on_in_time() -> None
     async with pretended("prefill", "decode", policy=policy) as (ring, [prefill, _]):
         with ring.generate([1], [Request("r", ResolvedSampling(max_tokens=LENGTH))]) as [chunks]:
             asked = asyncio.create_task(anext(chunks))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 attempt = 0
                 while not asked.done():
                     await asyncio.sleep(0.005)

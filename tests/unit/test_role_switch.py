@@ -177,7 +177,7 @@ async def test_who_waits_for_a_worker_of_a_role_gets_the_one_that_takes_it() -> 
         waiting = asyncio.create_task(answer(ring, "r", PROMPT, 12))
         await until(lambda: len(ring.attempts.waiting))
         await switched(workers[0], "decode")
-        assert [await asyncio.wait_for(waiting, 2)] == await alone(12, PROMPT)
+        assert [await asyncio.wait_for(waiting, 60)] == await alone(12, PROMPT)
         assert workers[1].engine.stats().work.prompt_tokens, "the other one has handed it on"
 
 

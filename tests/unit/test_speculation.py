@@ -33,6 +33,7 @@ from baton.speculation.ngram import NgramDrafter
 from baton.speculation.speculator import MAX_PAUSE, PATIENCE
 from baton.text.choice import TokenChunk
 from baton_kernels.paged import PagedBatch
+from tests.support.deep import all_deep_but
 from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
 from tests.support.local_worker import LocalWorker, local_ring, until
@@ -78,7 +79,7 @@ def steps(engine: Engine, *sequences: Sequence) -> list[list[SequenceOutput]]:
 class TestTokens:
     @pytest.mark.parametrize("params", [GREEDY, DRAWN, RULED], ids=["greedy", "drawn", "ruled"])
     @pytest.mark.parametrize("fault", [0, 1, 2, 3, 7])
-    @pytest.mark.parametrize("num_drafts", [1, 4, 16])
+    @pytest.mark.parametrize("num_drafts", all_deep_but(1, [1, 4, 16]))
     def test_they_are_those_of_a_run_without_drafts(
         self, params: ResolvedSampling, fault: int, num_drafts: int
     ) -> None:

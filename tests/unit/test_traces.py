@@ -612,5 +612,5 @@ except main.StartError as error:
 
 def test_a_router_needs_opentelemetry_only_if_it_is_to_use_it() -> None:
     argv = [sys.executable, "-c", WITHOUT_OPENTELEMETRY]
-    result = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=600)
     assert result.stdout == "--otlp-endpoint needs OpenTelemetry: pip install 'baton[otel]'\n", result.stderr

@@ -243,7 +243,7 @@ def test_what_is_refused_says_why_in_a_line(name: str) -> None:
 def test_the_command_line_ends_with_2() -> None:
     def serve(*argv: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "baton", "serve", "demo", *argv]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
     refused = serve("--enable-lora")
     assert refused.returncode == 2
@@ -294,4 +294,4 @@ def test_options_of_its_own_pass_as_they_are() -> None:
 
 
 def test_the_page_is_not_behind_the_code() -> None:
-    subprocess.run([sys.executable, "-m", "scripts.from_vllm", "--check"], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-m", "scripts.from_vllm", "--check"], check=True, cwd=ROOT, timeout=240)

@@ -28,7 +28,7 @@ DATA_PORTS = 3
 """As many as a worker without CUDA has connectors."""
 PORTS = range(12_000, 32_000, DATA_PORTS)
 """Below those that the system gives to outgoing connections: one of these could sit on a dead worker's."""
-READY_S = 60.0
+READY_S = 300.0
 BLOCK_SIZE = 16
 """Tokens of a KV block, by default."""
 ROOM = 1280

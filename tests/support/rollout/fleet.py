@@ -108,7 +108,7 @@ class Fleet:
     async def __aenter__(self) -> Fleet:
         self._tasks = [asyncio.create_task(each.run()) for each in self.deployments.values()]
         self.routers = [await self.cluster.start(ROUTER) for _ in range(self._num_routers)]
-        await self.until_rolled(60.0)
+        await self.until_rolled(300.0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
