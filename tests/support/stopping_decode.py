@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from baton.greeting.cluster_key import ClusterKeys
 from baton.greeting.proofs import Called
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
 
-KEY = b"key"
+KEYS = ClusterKeys(b"key")
 ACCEPT = pb.LinkAccept(decode_incarnation="decode", epoch=1, connector="tcp", block_size=4)
 
 
@@ -29,7 +30,7 @@ class StoppingDecode(pb_grpc.HandoffServicer):
     ) -> AsyncIterator[pb.DecodeMessage]:
         messages = aiter(request_iterator)
         greeting = (await anext(messages)).greeting
-        yield pb.DecodeMessage(challenge=Called(KEY, "prefill", "decode", greeting).challenge)
+        yield pb.DecodeMessage(challenge=Called(KEYS, "prefill", "decode", greeting).challenge)
         await anext(messages)
         await anext(messages)
         if self._stops:
