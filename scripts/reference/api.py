@@ -34,6 +34,10 @@ class NobodysRing:
     ready = False
     stale = False
 
+    def unlinked_pairs(self) -> Mapping[str, int]:
+        """Return none."""
+        return {}
+
     def generate(
         self, prompt_ids: list[int], requests: Sequence[Request], priority: Priority
     ) -> AbstractContextManager[Sequence[AsyncGenerator[TokenChunk]]]:

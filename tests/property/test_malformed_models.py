@@ -6,7 +6,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ DAMAGES = 300 if FULL else 12
 WHOLE = (None, True, -1, 0, 1, 3, 2**31 - 1, 2**31, 2**64, 10**400)
 BROKEN = (-0.5, 0.5, 1e-320, 1e308, float("inf"), float("nan"))
 TEXTS = ("", "x", "\ud800", "1")
-LISTS = ([], [None], [["x"]], [{}], [1] * 3, [2**70, 1.5], ["full_attention"] * 3)
+LISTS: tuple[list[object], ...] = ([], [None], [["x"]], [{}], [1] * 3, [2**70, 1.5], ["full_attention"] * 3)
 OBJECTS: tuple[dict[str, object], ...] = (
     {},
     {"a": {}},
@@ -40,9 +40,11 @@ OBJECTS: tuple[dict[str, object], ...] = (
     {"quant_method": "compressed-tensors", "config_groups": {"g": []}},
 )
 VALUES: tuple[object, ...] = (*WHOLE, *BROKEN, *TEXTS, *LISTS, *OBJECTS)
-MORE_FIELDS = ("architectures", "rope_scaling", "rope_parameters", "partial_rotary_factor", "dtype")
-MORE_FIELDS += ("layer_types", "quantization_config", "eos_token_id", "tie_word_embeddings", "auto_map")
-DIRECTORIES = {
+MORE_FIELDS: tuple[str, ...] = (
+    *("architectures", "rope_scaling", "rope_parameters", "partial_rotary_factor", "dtype"),
+    *("layer_types", "quantization_config", "eos_token_id", "tie_word_embeddings", "auto_map"),
+)
+DIRECTORIES: dict[str, Callable[[Path], Path]] = {
     "sharded": TINY_MODELS["llama-sharded"],
     "latents": LATENTS["deepseek-v3"],
     "states": MAMBAS["lfm2"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,7 +118,7 @@ def test_heads_and_layers_that_are_not_those_of_the_pool() -> None:
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CausalLM]:
     root = tmp_path_factory.mktemp("models")
-    recipes = {
+    recipes: dict[str, Callable[[Path], Path]] = {
         "llama": TINY_MODELS["llama"],
         "latents": LATENTS["deepseek-v3"],
         "conv": MAMBAS["lfm2"],

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton.roles import decode as role
+from baton.handoff.decode import DecodeHandoffs
 from baton.roles.decode_links import PrefillPeer
 from baton.roles.prefill_links import DecodePeer, UnreachableError
 from baton.transport.ranks.endpoint import DataLink
@@ -61,7 +61,7 @@ async def test_a_prefill_process_that_dials_all_the_time_is_told_to_dial_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As long as its earlier links are being fenced, and no deeper than the call allows."""
-    monkeypatch.setattr(role.DecodeHandoffs, "open_link", lambda *args, **named: None)
+    monkeypatch.setattr(DecodeHandoffs, "open_link", lambda *args, **named: None)
     prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
     async with local_ring([prefill, decode]):
         peer = DecodePeer(decode.address, prefill.wiring, lambda link, message: None, lambda lost: None)

@@ -22,6 +22,8 @@ from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import Sequence
 from baton.engine.stats import WorkDone
 from baton.grammar.errors import GrammarError
+from baton.hub import resolve_model
+from baton.process import logs
 from baton.process.options import StartError
 from baton.process.start_clock import StartClock
 from baton.speculation.draft_model import DraftModelDrafter
@@ -72,7 +74,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[ScheduledBatch]:
 
 
 def demo(**options: Any) -> Engine:
-    return Engine.from_config(EngineConfig(start.hub.resolve_model("demo"), num_blocks=64, **options))
+    return Engine.from_config(EngineConfig(resolve_model("demo"), num_blocks=64, **options))
 
 
 @pytest.mark.parametrize("method", ["none", *METHODS])
@@ -159,7 +161,7 @@ class TestFailures:
         self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(DraftModelDrafter, "_pass", self.fail_to_draft)
-        monkeypatch.setattr(start.logs, "configure", lambda level: None)
+        monkeypatch.setattr(logs, "configure", lambda level: None)
         config = WorkerConfig(role="both", model="demo", speculative_method="draft", num_blocks=64)
         with pytest.raises(
             StartError, match=r"^a step of the first requests \(.*\) failed: .*of another shape$"

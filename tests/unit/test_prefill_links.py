@@ -35,7 +35,7 @@ from baton.transport.ranks.shard import KVShard
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
 from tests.support.links import until
-from tests.support.stopping_decode import KEY
+from tests.support.stopping_decode import KEYS
 
 A, B = Peer("10.0.0.1:9", "a"), Peer("10.0.0.2:9", "b")
 
@@ -429,9 +429,7 @@ async def test_a_dial_that_met_a_stopped_process_leaves_no_connection(
 
 async def dial_until_linked(pid: int, port: int, stops: int) -> None:
     metrics = HandoffMetrics(CollectorRegistry(), "prefill")
-    parts = SimpleNamespace(
-        dialer=Dialer(), cluster_key=KEY, ends=NoData(), whole=KVShard(()), metrics=metrics
-    )
+    parts = SimpleNamespace(dialer=Dialer(), keys=KEYS, ends=NoData(), whole=KVShard(()), metrics=metrics)
     wiring = cast(Wiring, parts)
     failed = 0
 
