@@ -104,7 +104,7 @@ RUNS: Mapping[str, TinyRun] = MappingProxyType(
         "scripts.pictures": TinyRun(),
         "scripts.reference": TinyRun(),
         "tests.support.busy_loop": TinyRun(),
-        "tests.support.chart": TinyRun(),
+        "tests.support.chart": TinyRun("extras"),
     }
 )
 
