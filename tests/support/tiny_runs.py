@@ -76,7 +76,9 @@ RUNS: Mapping[str, TinyRun] = MappingProxyType(
         "loadtest.resident": TinyRun("--shapes llama-tiny --kept bf16"),
         "loadtest.router_maxima": TinyRun("--repeats 1"),
         "loadtest.rollout": TinyRun("--clients 2 --scenario 'both at once' --logs {scratch}"),
-        "loadtest.routers": TinyRun("--streams 4 --workers 2 --seconds 1 --repeats 1 --tokens-per-s 50"),
+        "loadtest.routers": TinyRun(
+            "--streams 4 --workers 2 --seconds 1 --repeats 1 --tokens-per-s 50", "VERDICT", judges=True
+        ),
         "loadtest.sampling_maxima": TinyRun("--case logit_bias --tokens 4 --rounds 1 --at-most 1000"),
         "loadtest.second_turns": TinyRun("--models llama-tiny --repeats 1"),
         "loadtest.sigterm_starts": TinyRun(
@@ -102,7 +104,7 @@ RUNS: Mapping[str, TinyRun] = MappingProxyType(
         "scripts.pictures": TinyRun(),
         "scripts.reference": TinyRun(),
         "tests.support.busy_loop": TinyRun(),
-        "tests.support.chart": TinyRun(),
+        "tests.support.chart": TinyRun("extras"),
     }
 )
 
