@@ -68,7 +68,7 @@ def _overlapping(runs: int, length: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _different(runs: int, length: int, vocab: int) -> tuple[tuple[int, ...], ...]:
-    """As many states as the bound allows."""
+    """Return runs with as many states as the bound allows."""
     return tuple(
         tuple((at * 31 + place * (at + 7) * 17) % (vocab - 100) + 100 for place in range(length))
         for at in range(runs)
@@ -128,7 +128,7 @@ CASES: Mapping[str, Case] = {
     "structured_output, grammar": Case(lambda vocab: {"structured_output": _ambiguous(5)}, also=FORMED),
     "beam search": Case(lambda vocab: {}, n=int(BEAM_WIDTHS.high)),
 }
-"""By name. ``n``, ``seed`` and the two temperatures are in every request."""
+"""Requests by the name of their parameter. ``n``, ``seed`` and the two temperatures are in every request."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from baton.process import ready
-from loadtest.hostile import ring, rules
+from loadtest.hostile import ring
 from loadtest.hostile.proxy import Proxy, proxied
 from loadtest.hostile.ring import TreeService, environment
 from loadtest.hostile.vocabulary import Found, Trial
@@ -354,7 +354,6 @@ TRIALS: Mapping[str, Trial] = MappingProxyType(
                 reached=_apart,
                 needs="redis-server",
             ),
-            *rules.TRIALS,
         )
     }
 )

@@ -87,7 +87,7 @@ class DrawingRunner:
             result.tokens[seq] = [Sampled(self._draw.randrange(VOCAB_SIZE), None) for _ in range(answers)]
         return result
 
-    def rules(self, params: ResolvedSampling, prompt_ids: Items[int], eos_token_ids: frozenset[int]) -> None:
+    def rules(self, *_: object) -> None:
         return None
 
     def guide(self, grammar: Grammar, params: ResolvedSampling, eos_token_ids: frozenset[int]) -> None:

@@ -845,12 +845,13 @@ def test_a_problem_is_found() -> None:
 
 
 def _secrets(objects: list[Object]) -> Iterator[tuple[str, str]]:
-    """Names of Secrets that pods ask for, with a key of each; a file's is that of API keys."""
+    """Names of Secrets that pods do not start without, with a key of each; a file's is that of API keys."""
     for pod in pods_of(objects).values():
         spec = pod["spec"]
         for each in [*spec["containers"], *spec.get("initContainers", [])]:
             for variable in each.get("env", []):
-                if reference := variable.get("valueFrom", {}).get("secretKeyRef"):
+                reference = variable.get("valueFrom", {}).get("secretKeyRef")
+                if reference and not reference.get("optional"):
                     yield reference["name"], reference["key"]
         for volume in spec["volumes"]:
             if "secret" in volume:

@@ -65,7 +65,7 @@ async def front(tokenizer: Tokenizer, *, full: bool) -> AsyncIterator[str]:
 REFUSED: dict[str, tuple[str, int]] = {
     # why -> who asks, and the status
     "no json": ("acme", 400),
-    "unknown field": ("acme", 400),
+    "wrong type": ("acme", 400),
     "no key": ("", 401),
     "no such model": ("acme", 404),
     "not this model": ("other", 404),
@@ -79,8 +79,8 @@ REFUSED: dict[str, tuple[str, int]] = {
 def sent(path: str, why: str) -> bytes:
     asked = dict(BODIES[path])
     headers = [f"x-api-key: {REFUSED[why][0]}"] if REFUSED[why][0] else []
-    if why == "unknown field":
-        asked["wrong"] = 1
+    if why == "wrong type":
+        asked["model"] = []
     if why == "no such model":
         asked["model"] = "none"
     body = b"{" if why == "no json" else json.dumps(asked).encode()

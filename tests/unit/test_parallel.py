@@ -244,7 +244,7 @@ class TestReplayedSteps:
             model = runner_of(llm.engine).model
             assert isinstance(model, GraphedModel)
             tried = replays_of(model)
-            assert tried == len(graph_sizes(OPTIONS["max_num_seqs"]))
+            assert tried >= len(graph_sizes(OPTIONS["max_num_seqs"])), "each once, some by first requests"
             # Batches of many sizes, in a pool that is too small for them, so that some are preempted.
             for count in (1, 3, 8):
                 prompts = [[(at * 31 + i * 7) % 250 for i in range(10 + 9 * at)] for at in range(count)]
@@ -263,13 +263,14 @@ class TestReplayedSteps:
         try:
             model = runner_of(llm.engine).model
             assert isinstance(model, GraphedModel)
-            assert replays_of(model) == len(graph_sizes(OPTIONS["max_num_seqs"], 4))
+            tried = replays_of(model, queries=4)
+            assert replays_of(model) >= len(graph_sizes(OPTIONS["max_num_seqs"], 4))
             for count in (1, 3, 8):
                 prompts = [[(at * 31 + i % 4 * 7) % 250 for i in range(10 + 9 * at)] for at in range(count)]
                 params = [replace(GREEDY, max_tokens=8 + 6 * at) for at in range(count)]
                 split, one = (each.generate(prompts, params, progress=False) for each in (llm, whole))
                 assert [o.outputs[0].token_ids for o in split] == [o.outputs[0].token_ids for o in one]
-            assert replays_of(model, queries=4) > len(graph_sizes(OPTIONS["max_num_seqs"], 4)) + 20
+            assert replays_of(model, queries=4) > tried + 24
         finally:
             llm.close()
 

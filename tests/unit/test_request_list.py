@@ -135,7 +135,7 @@ async def test_a_tenant_sees_no_others_requests_no_workers_and_no_counts(tmp_pat
         ended(traces, begun(traces, number, tenant="acme" if number % 3 == 0 else "else"))
     async with asking(tmp_path, traces) as (http, keys):
         own = await listed(http, keys["acme"], limit=100)
-        assert set(numbers(own)) == {12, 15, 18, 21, 24, 27}
+        assert set(numbers(own)) == set(range(3, 30, 3)), "as many as the tenant that asks for more"
         assert not {"prefill", "decode"} & set(own["requests"][0])
         assert own["kept"] == {"max_requests": KEPT, "max_bytes": 16 << 20, "num_dropped": None}
         assert numbers(await listed(http, keys["acme"], tenant="else")) == []

@@ -89,6 +89,8 @@ def load_model(
         if load_format == "auto":
             check_sizes(config, path, weights)
         whole = unfilled(config, path, number, alone, scheme)
+        if parallel is not None:  # what cannot be split is told before what the files lack
+            unfilled(config, path, number, parallel, scheme)
         if load_format == "auto":
             check_tensors(places_of(whole, whole), path, weights)
         with described_by(path), torch.device(device):

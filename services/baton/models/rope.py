@@ -42,18 +42,20 @@ class RotaryEmbedding(nn.Module):
     """All kinds without a table but dynamic NTK: [as many, head_dim], the factors of cos and sin."""
 
     def __init__(self, rope: RopeConfig | None, head_dim: int, num_positions: int) -> None:
-        """``rope``: None for layers whose queries and keys are not rotated. Without memory there are no
-        tables."""
+        """``rope``: None for layers whose queries and keys are not rotated. Without memory, tables have
+        shapes alone."""
         super().__init__()
         self._rope = rope
-        if (
-            torch.get_default_device().type == "meta"
-        ):  # torch imports sympy to compute there, which takes long
-            return
         by_length = rope is not None and rope.by_length
         self._has_table = not by_length and num_positions <= LONGEST_TABLE
         self._has_factors = not self._has_table and (rope is None or rope.kind != "dynamic")
-        if self._has_table:
+        if (
+            torch.get_default_device().type == "meta"
+        ):  # to compute there torch imports sympy, which takes long
+            if self._has_table:
+                for name in ("cos", "sin"):
+                    self.register_buffer(name, torch.empty(num_positions, head_dim), persistent=False)
+        elif self._has_table:
             cos, sin = rope_tables(rope, head_dim, num_positions)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from baton.models.config import ModelConfig
+from baton.models.config import ExpertsConfig, ModelConfig
 from baton.models.decoder import Decoder
 from baton.models.expected_tensors import ExpectedTensors, TensorPlaces
 from baton.models.quantization.base import QuantizationScheme
@@ -32,8 +32,9 @@ def check_sizes(config: ModelConfig, path: Path, files: Sequence[WeightFile]) ->
         raise ModelError(
             f"{where}: num_hidden_layers is {config.num_layers}; allowed: at most {layers}, as in the weights"
         )
-    if config.experts is not None and config.experts.names.form == "separate":
-        count, there = config.experts.num_experts, _num_experts(config, names)
+    experts = _experts(config)
+    if experts is not None and experts.names.form == "separate":
+        count, there = experts.num_experts, _num_experts(experts, names)
         if there < count:
             raise ModelError(
                 f"{where}: the number of experts is {count}; allowed: at most {there}, as in the weights"
@@ -54,6 +55,9 @@ def _matrices(config: ModelConfig) -> Iterator[tuple[str, int, int]]:
     yield "vocab_size and hidden_size", config.vocab_size, hidden
     if "attention" in kinds:
         yield "num_attention_heads, head_dim and hidden_size", heads * config.head_dim, hidden
+    if (experts := _experts(config)) is not None:
+        rows = experts.num_experts * experts.inner
+        yield "the number of experts, their size and hidden_size", rows, hidden
     if (latent := config.latent) is not None:
         yield "kv_lora_rank and hidden_size", latent.width, hidden
         yield "the sizes of query heads and q_lora_rank", heads * latent.query_dim, latent.q_rank or hidden
@@ -66,10 +70,14 @@ def _matrices(config: ModelConfig) -> Iterator[tuple[str, int, int]]:
         yield "the groups of Mamba heads and hidden_size", mamba.groups * mamba.state_dim, hidden
 
 
-def _num_experts(config: ModelConfig, names: Sequence[str]) -> int:
+def _experts(config: ModelConfig) -> ExpertsConfig | None:
+    """The experts of some layer; None if no layer has any, whatever the config says of them."""
+    return config.experts if any(map(config.has_experts, range(config.num_layers))) else None
+
+
+def _num_experts(experts: ExpertsConfig, names: Sequence[str]) -> int:
     """The experts that tensors of their own are named for."""
-    assert config.experts is not None
-    before, behind = config.experts.names.down.split("{}")
+    before, behind = experts.names.down.split("{}")
     pattern = re.compile(rf"\b{re.escape(before)}(\d+){re.escape(behind)}(?:[._]|$)")
     return max((int(found[1]) + 1 for name in names if (found := pattern.search(name))), default=0)
 

@@ -40,7 +40,7 @@ class BadWordsBuilder:
         self._lock = threading.Lock()
         self._known: WeakValueDictionary[tuple[str, Runs], Future[BadWords]] = WeakValueDictionary()
         self._waiting: OrderedDict[str, deque[_Asked]] = OrderedDict()
-        """By tenant, the next turn first."""
+        """Builds that wait, by tenant, the next turn first."""
         self._busy = False
 
     def build(self, runs: Runs, tenant: str = "") -> Future[BadWords]:

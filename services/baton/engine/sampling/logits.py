@@ -43,7 +43,7 @@ class TokenCounts:
         """The places of the other tokens."""
         self._ids: Ids = np.array(list(self._seen), np.int64)
         self._outputs = np.zeros(len(self._seen), np.float32)
-        """Both as long as there is memory for; the first ``_used`` count."""
+        """Ids and outputs are as long as there is memory for; the first ``_used`` of each count."""
         self._used = len(self._seen)
         self._counted = num_prompt
 

@@ -37,7 +37,7 @@ from baton_kernels.transfers import to_device
 BUCKET = 128
 """The number of adjacent token ids that run together first."""
 SORTED = 256
-"""From so many greatest values on, sorting all is quicker than selecting them, on a CPU."""
+"""The number of greatest values from which on sorting all is quicker than selecting them, on a CPU."""
 
 
 def sample(logits: Tensor, params: Sequence[ResolvedSampling], positions: Sequence[int]) -> list[int]:

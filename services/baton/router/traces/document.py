@@ -142,7 +142,8 @@ def _candidate(candidate: Candidate) -> Document:
 def _inputs(report: WorkerReport) -> Document:
     """Return what was known of a worker when the placement considered it."""
     known: Mapping[str, object] = report._asdict()
-    return {name: value for name, value in known.items() if name != "last_given_s"}
+    inputs = {name: value for name, value in known.items() if name != "last_given_s"}
+    return inputs | {"unlinked": sorted(report.unlinked)}
 
 
 def server_timing(trace: RequestTrace) -> str:
