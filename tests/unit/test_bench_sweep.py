@@ -68,6 +68,7 @@ def sweep_of(rings: FakeRings, *candidates: RingCandidate, seconds: float) -> Sw
     return Sweep(plan, rings, runner, lambda line: None)
 
 
+@pytest.mark.deep
 @undisturbed
 async def test_the_best_settings_win_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Fewer and longer probes than in earnest, as the whole has to be over soon.

@@ -472,7 +472,7 @@ class TestDraftModels:
         assert record.replays - tried == 5 * 4 - 4, "all but the first pass of a step with a new prompt"
         assert torch.equal(over._pool[:40], plain._pool), "padding has written to the block behind"
 
-    @pytest.mark.parametrize("eager", [False, True])
+    @pytest.mark.parametrize("eager", all_deep_but(1, [False, True]))
     def test_a_model_drafts_for_itself_without_a_fault(
         self, eager: bool, tmp_path: Path, seen: list[Seen]
     ) -> None:
@@ -505,6 +505,7 @@ class TestDraftModels:
                 "of the draft model"
             )
 
+    @pytest.mark.deep
     def test_their_recordings_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = TINY_MODELS["llama"](tmp_path / "llama")
         config = EngineConfig(

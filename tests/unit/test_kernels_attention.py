@@ -243,6 +243,7 @@ def test_the_grid_and_the_workspace_depend_on_no_length() -> None:
     assert plans[0].starts.shape == plans[1].starts.shape
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "case",
     [

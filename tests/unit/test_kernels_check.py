@@ -19,6 +19,7 @@ from loadtest.kernel_checks import ATTENTION, WrongError, check_all
 from tests.support.interpreted import blocks
 
 
+@pytest.mark.deep
 def test_every_kernel_is_its_reference() -> None:
     checked = list(check_all(most=1))
     assert len(checked) == 19

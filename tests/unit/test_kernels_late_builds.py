@@ -29,6 +29,9 @@ def launched(family: str, dtype: str, drafts: str) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.deep
+@pytest.mark.deep
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [("llama", "float32"), ("qwen3-biased-window", "bfloat16")],
@@ -46,6 +49,7 @@ def test_serving_compiles_nothing_that_the_warm_up_has_not(family: str, dtype: s
     assert {"_decode", "_prefill", "_add_norm"} == builds.keys() - once
 
 
+@pytest.mark.deep
 def test_nor_does_attention_over_latents() -> None:
     told = launched("deepseek-v3", "bfloat16", "ngram")
     assert told["late"] == []
@@ -55,6 +59,7 @@ def test_nor_does_attention_over_latents() -> None:
     assert {name: builds[name] for name in latents} == latents
 
 
+@pytest.mark.deep
 def test_nor_does_drafting_by_a_model_of_another_shape() -> None:
     told = launched("llama", "float32", "llama-wide-heads")
     assert told["late"] == []

@@ -83,7 +83,7 @@ class TestDraw:
         wider = Rows(logits, [replace(PLAIN, top_k=2, top_p=0.85, seed=5)] * 8, list(range(8)))
         assert len(set(drawn(wider))) > 2
 
-    @pytest.mark.parametrize("shape", ["smooth", "rounded", "flat"])
+    @pytest.mark.parametrize("shape", all_deep_but(1, ["smooth", "rounded", "flat"]))
     def test_is_the_same_whether_the_edge_is_in_registers_or_not(
         self, shape: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

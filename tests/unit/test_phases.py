@@ -100,6 +100,7 @@ def test_options_may_leave_nothing_of_a_phase(tmp_path: Path) -> None:
     assert ran(tmp_path, files, "-k", "test_c") == 0
 
 
+@pytest.mark.deep
 def test_only_one_ucx_is_loaded_into_a_process() -> None:
     """Whatever is collected: two of them end it."""
     loading, other = "tests/property/test_nixl_link.py", "tests/unit/test_phases.py"

@@ -20,6 +20,7 @@ from baton.engine.sequence import Sequence
 from baton.engine.startup import pieces_of
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.paged import Chunk, PagedBatch
+from tests.support.deep import all_deep_but
 from tests.support.fake_cuda.device import FakeCuda
 from tests.support.fake_engine import run
 from tests.support.runners import runner_of
@@ -74,7 +75,9 @@ class TestSizes:
 
 
 class TestTokens:
-    @pytest.mark.parametrize(("family", "scored"), [("llama", True), ("qwen3", False), ("mistral", True)])
+    @pytest.mark.parametrize(
+        ("family", "scored"), all_deep_but(1, [("llama", True), ("qwen3", False), ("mistral", True)])
+    )
     def test_are_a_cpus(self, family: str, scored: bool, model_dir: ModelDir) -> None:
         path = model_dir(family)
         expected = answers(engine_of(path, "cpu"), scored=scored)

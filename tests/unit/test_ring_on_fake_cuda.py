@@ -111,7 +111,7 @@ class TestEngine:
     def test_blocks_come_back_from_the_host_tier(self, cuda: FakeCuda) -> None:
         assert host_tier_answers() == expected_of_host_tier()
 
-    @pytest.mark.parametrize("kernels", ["plain", "interpreted"])
+    @pytest.mark.parametrize("kernels", all_deep_but(1, ["plain", "interpreted"]))
     def test_a_model_with_its_kernels(self, kernels: str, model_dir: ModelDir) -> None:
         path = model_dir("llama")
         prompts = [prompt(number, 3 + 11 * number) for number in range(3)]
