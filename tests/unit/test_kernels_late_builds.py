@@ -30,8 +30,6 @@ def launched(family: str, dtype: str, drafts: str) -> dict[str, Any]:
 
 
 @pytest.mark.deep
-@pytest.mark.deep
-@pytest.mark.deep
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [("llama", "float32"), ("qwen3-biased-window", "bfloat16")],
@@ -105,6 +103,7 @@ assert set(builds.values()) == {1} and len(builds) == 6, builds
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=800)
 
 
+@pytest.mark.deep
 def test_nor_do_layers_that_keep_a_state() -> None:
     """Each of their kernels is compiled once, for any rows, segments and layers."""
     program = """
@@ -132,6 +131,7 @@ assert builds == {"_advance_heads": 2, "_scan_heads": 2, "_relate": 1, "_finish"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=800)
 
 
+@pytest.mark.deep
 def test_nor_do_experts_for_any_number_of_tokens() -> None:
     rng = random.Random(0)
     counts = [rng.choice((1, 2, rng.randint(1, 40), rng.randint(1, 2000))) for _ in range(150)]
