@@ -132,7 +132,7 @@ def decode(
     tables = torch.randperm(blocks * rows).view(rows, blocks)
     positions = torch.full((rows,), context - 1)
     batch = PagedBatch(
-        positions, tables[:, -1], positions % block_size, rows, tables, positions + 1, chunks=()
+        positions, tables[:, -1].contiguous(), positions % block_size, rows, tables, positions + 1, chunks=()
     )
     q = torch.randn(rows, heads, dim).to(dtype)
 

@@ -33,7 +33,6 @@ NO_INDEX: Mapping[str, str] = MappingProxyType({"PIP_NO_INDEX": "1"})
 RUNS: Mapping[str, TinyRun] = MappingProxyType(
     {
         "loadtest.chaos": TinyRun("--connector tcp --rounds 2 --clients 3 --logs {scratch}"),
-        "loadtest.compiled": TinyRun(),
         "loadtest.connectors": TinyRun("--kinds tcp --cases 8B --rounds 1"),
         "loadtest.cpu_experts": TinyRun("--threads 1"),
         "loadtest.cpu_kernels": TinyRun("--threads 1 --forms int8 --block-sizes 16"),
