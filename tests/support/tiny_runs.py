@@ -61,7 +61,9 @@ RUNS: Mapping[str, TinyRun] = MappingProxyType(
         ),
         "loadtest.observed": TinyRun("--seconds 2", judges=True),
         "loadtest.overload": TinyRun("--workers 1 --times 2 --seconds 7", judges=True),
-        "loadtest.page_cost": TinyRun("--workers 2 --streams 4 --windows 2 --seconds 1 --tokens-per-s 50"),
+        "loadtest.page_cost": TinyRun(
+            "--workers 2 --streams 4 --windows 2 --seconds 1 --tokens-per-s 50", "VERDICT", judges=True
+        ),
         "loadtest.page_images": TinyRun("--into {scratch} --fill 3"),
         "loadtest.peers": TinyRun("--peers {scratch}", "scripts/peers installs it", "vLLM"),
         "loadtest.placement": TinyRun("--seconds 2 --parts sharing,conditional", "requests", judges=True),
@@ -79,7 +81,7 @@ RUNS: Mapping[str, TinyRun] = MappingProxyType(
             "--streams 4 --workers 2 --seconds 1 --repeats 1 --tokens-per-s 50", "VERDICT", judges=True
         ),
         "loadtest.sampling_maxima": TinyRun("--case logit_bias --tokens 4 --rounds 1 --at-most 1000"),
-        "loadtest.second_turns": TinyRun("--models llama-tiny --repeats 1"),
+        "loadtest.second_turns": TinyRun("--models llama-tiny --repeats 1", "second turn", judges=True),
         "loadtest.sigterm_starts": TinyRun(
             "--repeats 1 --role router --moment 0.2", "SIGTERM after|is missing", judges=True
         ),
