@@ -64,7 +64,7 @@ def test_process_1_has_the_status_of_the_command(arguments: list[str], status: i
 
 
 def test_process_1_reaps_orphans() -> None:
-    """Of a child that ends before its own child does, and the status is the command's all the same."""
+    """A child ends before its own child does; the status is the command's all the same."""
     program = (
         "import os, subprocess, time\n"
         "from baton.process.init import leave_process_one\n"

@@ -66,7 +66,7 @@ TEMPLATE = """\
     {%- endif %}
 {%- endif %}
 """
-"""Of Qwen3's kind: it shows tools in JSON, and ends the reasoning itself where there is to be none."""
+"""A template of Qwen3's kind: it shows tools in JSON, and ends reasoning itself where none is to be."""
 
 
 def qwen_backend(vocab_size: int = 480) -> tokenizers.Tokenizer:

@@ -149,7 +149,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BadWords]]:
 
 @pytest.mark.parametrize("more", [(), tuple((at % VOCAB_SIZE, at // 9 % 7, 3) * 9 for at in range(99))])
 def test_answers_to_one_prompt_share_an_automaton(built: list[BadWords], more: tuple[Run, ...]) -> None:
-    """Those of ``more`` have too many tokens for an automaton that is built at once."""
+    """The runs of ``more`` have too many tokens for an automaton that is built at once."""
     runs = tuple(dict.fromkeys((*((at, at + 1) for at in range(VOCAB_SIZE - 1)), *more)))
     params = replace(PLAIN, bad_word_ids=runs)
     told = drawn(fake_engine(), answers(6, params))

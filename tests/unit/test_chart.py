@@ -480,7 +480,7 @@ class TestSecurity:
         assert open_to_all["policyTypes"] == ["Ingress"]
 
     def test_an_account_of_the_users_is_that_of_all_pods(self) -> None:
-        """Of workers too, as weights may be fetched with its rights; no pod of theirs gets its token."""
+        """Workers have it too, as weights may be fetched with its rights; no pod of theirs gets its token."""
         mine = {"create": False, "name": "mine"}
         objects = render({"serviceAccount": mine, "redis": {"mode": "bundled"}})
         pods = {name: pod["spec"] for name, pod in pods_of(objects).items()}

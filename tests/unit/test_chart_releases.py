@@ -225,7 +225,7 @@ class TestClusterKey:
 
 
 def env_of(helm: Helm, deployment: str) -> dict[str, Object]:
-    """Its variables that are of Secrets, and of which."""
+    """The variables of a container that are of Secrets, and of which."""
     [container] = helm.plane.of_kind("Deployment")[deployment]["spec"]["template"]["spec"]["containers"]
     sources = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in container["env"]}
     return {name: source for name, source in sources.items() if source}

@@ -124,7 +124,7 @@ async def test_reasoning_goes_on_too(tmp_path: Path) -> None:
 
 
 async def test_a_response(tokenizer: Tokenizer) -> None:
-    """As in vLLM, an incomplete message of the assistant's is gone on with, if it is the last."""
+    """An incomplete message of the assistant's is gone on with, if it is the last, as in vLLM."""
     ring = ring_of(tokenizer, " 20 °C.")
     begun = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is"}]}
     async with serving(ring, tokenizer) as url:
@@ -141,7 +141,7 @@ async def test_a_response(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_message(tokenizer: Tokenizer) -> None:
-    """As in Anthropic's API, a last message of the assistant's is gone on with; an empty one says nothing."""
+    """A last message of the assistant's is gone on with, as in Anthropic's API; an empty one says nothing."""
     ring = ring_of(tokenizer, " 20 °C.")
     async with (
         serving(ring, tokenizer) as url,

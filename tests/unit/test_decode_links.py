@@ -60,7 +60,7 @@ async def test_of_two_offers_at_once_the_later_one_has_the_link() -> None:
 async def test_a_prefill_process_that_dials_all_the_time_is_told_to_dial_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As long as its earlier links are being fenced, and no deeper than the call allows."""
+    """It is told so as long as its earlier links are being fenced, and no deeper than the call allows."""
     monkeypatch.setattr(DecodeHandoffs, "open_link", lambda *args, **named: None)
     prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
     async with local_ring([prefill, decode]):

@@ -48,13 +48,13 @@ KINDS: dict[Event | None, int] = {"drain decode": 1, "kill decode": 1, None: 10}
 until the router has lost it, which needs no start of a process."""
 STOP = "stop decode"
 MOST_CHARACTERS = 1200
-"""Of a request: the time to compute prompts again is the time of a run."""
+"""The budget of a request: the time to compute prompts again is the time of a run."""
 GAP_S = (3.0, 5.0)
 """The time in which all decode workers serve between two events. A request that makes no progress between two
 lost workers is suspected of killing them."""
 SERVES_WITHIN_S = 180.0
 REFUSED = "draining"
-"""Of an attempt that ended before anything was computed."""
+"""The figure of an attempt that ended before anything was computed."""
 NOT_ASKED = frozenset({"n", "best_of", "use_beam_search", "prompt_logprobs", "echo"})
 """Fields of requests with several answers, or with none that streams."""
 
