@@ -139,9 +139,7 @@ def disturb(ring: Ring) -> None:
 async def photograph(ring: Ring, operator: str, into: Path, fill_s: float) -> None:
     with tempfile.TemporaryDirectory() as profile:
         async with browsing(Path(profile)) as page:
-            await page.open(f"{ring.url}/version")  # a page of the same origin, which needs no key
-            await page.evaluate(f"sessionStorage.setItem('baton-key', {json.dumps(operator)})")
-            page.errors.clear()  # that the icon of such a page needs a key
+            await page.run_first(f"sessionStorage.setItem('baton-key', {json.dumps(operator)})")
             await page.open(f"{ring.url}/ui")
             await asyncio.sleep(fill_s)
             await take(page, BEFORE, into)

@@ -46,6 +46,12 @@ class Page:
         # Answered when the first bytes come: what is asked of a page half read finds no elements.
         await self.until("location.href !== 'about:blank' && document.readyState === 'complete'")
 
+    async def run_first(self, script: str) -> None:
+        """Run a script in each page that is opened from now on, before those of its own."""
+        if not self._session:
+            await self._attach()
+        await self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+
     async def _attach(self) -> None:
         target = await self.call("Target.createTarget", url="about:blank")
         attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)

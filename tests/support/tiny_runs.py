@@ -5,6 +5,7 @@ Each is given less to do than it is for: what it prints is no measurement.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,8 +28,12 @@ class TinyRun:
     """Whether its status tells if bounds were kept, which so little does not show."""
 
 
-NO_INDEX: Mapping[str, str] = MappingProxyType({"PIP_NO_INDEX": "1"})
-"""Environment variables without which some would download packages for minutes."""
+NO_INDEX: Mapping[str, str] = MappingProxyType(
+    {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+)
+"""Environment variables without which some would download packages for minutes, or find them in a folder."""
+NO_PACKAGE = "No matching distribution|ResolutionImpossible"
+"""What pip says where it finds no package, or none of the version that constraints ask for."""
 
 RUNS: Mapping[str, TinyRun] = MappingProxyType(
     {
@@ -94,10 +99,10 @@ RUNS: Mapping[str, TinyRun] = MappingProxyType(
         "scripts.chart_options": TinyRun(),
         "scripts.dashboard_pictures": TinyRun("--seconds 5 --into {scratch}"),
         "scripts.dashboards": TinyRun(),
-        "scripts.fresh_installs": TinyRun("", "No matching distribution", "an index of packages"),
+        "scripts.fresh_installs": TinyRun("", NO_PACKAGE, "an index of packages"),
         "scripts.from_vllm": TinyRun(),
         "scripts.image_contents": TinyRun(
-            "--image router", "No matching distribution|not on this machine", "an index of packages"
+            "--image router", f"{NO_PACKAGE}|not on this machine", "an index of packages"
         ),
         "scripts.newcomer": TinyRun(
             "--source {tree}", "cannot be cloned", "a repository, and an index of packages"
