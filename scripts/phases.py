@@ -23,10 +23,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOME_FAILED, INTERRUPTED, NONE_FOUND = 1, 2, 5
 """Pytest's statuses."""
-FILES_OF_MARKS = {"deep": r"mark\.deep|support\.deep", "nixl": "nixl", "beside": r"mark\.beside"}
+FILES_OF_MARKS = {
+    "deep": r"mark\.deep|support\.deep",
+    "nixl": "nixl",
+    "beside": r"mark\.beside",
+    "program": r"mark\.program",
+}
 """Mark → a pattern that files have in which there are tests with it."""
 OF_ALL = r"(?m)^pytestmark\b.*(\n .*)*?mark\."
 """The beginning of a pattern that files have all of whose tests have a mark."""
+LONG = r"mark\.timeout\(\d{4,}\)"
+"""A pattern of files with a test that takes many minutes: nothing should be left to wait for it alone."""
 NOWHERE = r"(?!)"
 
 
@@ -38,40 +45,55 @@ class Phase:
     marks: str
     """The tests of this phase, as pytest's ``-m`` takes them."""
     folders: tuple[str, ...]
-    files_at_once: int
+    processes: int
     has: str = ""
     """A pattern of files: one without it has no test of this phase."""
     has_not: str = NOWHERE
     """A pattern of files: one with it has no test of this phase."""
+    distribution: tuple[str, ...] = ("loadfile", "--no-loadscope-reorder")
+    """How its processes share the tests, as xdist's ``--dist`` takes it, and what that takes besides."""
 
     def expression(self, deep: bool) -> str:
         return f"{self.marks} and {'deep' if deep else 'not deep'}"
 
     def files(self, root: Path, deep: bool) -> list[str]:
-        """Return the files that have tests of this phase: each of its processes reads all of them."""
+        """Return the files that have tests of this phase, in the order in which they are begun: each of its
+        processes reads all of them."""
         wanted = (self.has, FILES_OF_MARKS["deep"]) if deep else (self.has,)
         unwanted = (self.has_not,) if deep else (self.has_not, f"{OF_ALL}deep")
         paths = [
             path for folder in self.folders for path in sorted((root / "tests" / folder).glob("test_*.py"))
         ]
         texts = {str(path.relative_to(root)): path.read_text() for path in paths}
-        return [
+        found = [
             file
             for file, text in texts.items()
             if all(re.search(pattern, text) for pattern in wanted)
             and not any(re.search(pattern, text) for pattern in unwanted)
         ]
+        return sorted(found, key=lambda file: re.search(LONG, texts[file]) is None)
 
 
 # NIXL and the connector ucx each load a UCX of their own, which end a process that has both: tests that load
 # NIXL run by themselves. Rings in which it matters when things happen share the machine with one other, those
 # that only ask what is answered with two. In their own order files that are few tests, and long, do not come
-# last.
+# last. A file goes to one process, which makes once what its tests share; programs share nothing, and any
+# process takes the next.
 PHASES = (
     Phase("units and properties", "not gpu and not nixl", ("property", "unit"), 3),
     Phase("what loads NIXL", "nixl", ("property", "unit"), 3, has=FILES_OF_MARKS["nixl"]),
     Phase("rings beside others", "beside and not gpu", ("e2e",), 3, has=FILES_OF_MARKS["beside"]),
-    Phase("rings", "not gpu and not beside", ("e2e",), 2, has_not=f"{OF_ALL}beside"),
+    Phase(
+        "programs",
+        "program and not gpu",
+        ("e2e",),
+        3,
+        has=FILES_OF_MARKS["program"],
+        distribution=("load", "--maxschedchunk", "1"),
+    ),
+    Phase(
+        "rings", "not gpu and not beside and not program", ("e2e",), 2, has_not=f"{OF_ALL}(beside|program)"
+    ),
 )
 
 
@@ -96,7 +118,10 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     chosen = [argument for argument in arguments if argument != "--deep"]
     outcomes: list[Outcome] = []
     for phase in PHASES:
-        outcome = run(phase, root, deep, chosen)
+        files = phase.files(root, deep)
+        if not files:
+            continue
+        outcome = run(phase, files, root, deep, chosen)
         outcomes.append(outcome)
         print(f"{outcome}\n", flush=True)
         if outcome.status == INTERRUPTED or (outcome.status and {"-x", "--exitfirst"} & set(chosen)):
@@ -105,17 +130,15 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     return SOME_FAILED if any(outcome.status for outcome in outcomes) else 0
 
 
-def run(phase: Phase, root: Path, deep: bool, chosen: Sequence[str]) -> Outcome:
-    """Run a phase with pytest's options ``chosen``, which may leave nothing of it."""
+def run(phase: Phase, files: Sequence[str], root: Path, deep: bool, chosen: Sequence[str]) -> Outcome:
+    """Run the tests of a phase in its ``files`` with pytest's options ``chosen``, which may leave none."""
     results = root / "build" / "tests" / f"{'deep-' if deep else ''}{phase.name.replace(' ', '-')}.xml"
     results.parent.mkdir(parents=True, exist_ok=True)
     results.unlink(missing_ok=True)
-    files = phase.files(root, deep)
-    began, status = time.monotonic(), 0
-    if files:
-        print(f"== {phase.name}", flush=True)
-        typed = [*command(phase, deep, results), *files, *chosen]
-        status = subprocess.run(typed, cwd=root, check=False).returncode
+    began = time.monotonic()
+    print(f"== {phase.name}", flush=True)
+    typed = [*command(phase, deep, results), *files, *chosen]
+    status = subprocess.run(typed, cwd=root, check=False).returncode
     if status == NONE_FOUND and chosen:
         status = 0
     counts, failed = read(results)
@@ -125,7 +148,7 @@ def run(phase: Phase, root: Path, deep: bool, chosen: Sequence[str]) -> Outcome:
 def command(phase: Phase, deep: bool, results: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "pytest", "-m", phase.expression(deep)),
-        *("-n", str(phase.files_at_once), "--dist", "loadfile", "--no-loadscope-reorder"),
+        *("-n", str(phase.processes), "--dist", *phase.distribution),
         *("--junitxml", str(results), "-o", "junit_family=xunit1"),
     ]
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.doc_commands import ROOT
 from tests.support.tiny_runs import NO_INDEX, RUNS
 
-pytestmark = [pytest.mark.beside, pytest.mark.deep]
+pytestmark = [pytest.mark.program, pytest.mark.deep]
 
 NOT_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "__pycache__")
 
@@ -35,7 +35,7 @@ def test_it_runs(program: str, tree: Path, tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", program, *typed],
         cwd=tree,
-        env=os.environ | NO_INDEX | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        env=os.environ | NO_INDEX | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,

@@ -21,8 +21,8 @@ FOLDERS = {folder for phase in PHASES for folder in phase.folders}
 
 @pytest.mark.parametrize("folder", sorted(FOLDERS))
 def test_every_test_without_a_device_has_one_phase(folder: str) -> None:
-    of_folder = ("beside",) if folder == "e2e" else ("nixl",)
-    for marks in product(*((mark, "") for mark in ("deep", *of_folder))):
+    of_folder = ("beside", "program", "") if folder == "e2e" else ("nixl", "")
+    for marks in product(("deep", ""), of_folder):
         expressions = [
             phase.expression(deep) for phase in PHASES for deep in (False, True) if folder in phase.folders
         ]
@@ -47,7 +47,7 @@ FAILS = "class TestIt:\n    def test_that(self): assert 0\n"
 DEEP = "import pytest\npytestmark = pytest.mark.deep\ndef test_it(): pass\n"
 ENDS = "import os\nos.abort()\n"
 """A conftest that ends pytest itself."""
-MARKS = "[pytest]\naddopts = -p xdist\nmarkers =\n    deep:\n    gpu:\n    nixl:\n    beside:\n"
+MARKS = "[pytest]\naddopts = -p xdist\nmarkers =\n    deep:\n    gpu:\n    nixl:\n    beside:\n    program:\n"
 
 
 @pytest.fixture
