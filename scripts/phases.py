@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 SOME_FAILED, INTERRUPTED, NONE_FOUND = 1, 2, 5
 """Pytest's statuses."""
 FILES_OF_MARKS = {
-    "deep": r"mark\.deep|support\.deep",
+    "deep": r"mark\.(deep|both_loops)|support\.deep|\"launched\"",
     "nixl": "nixl",
     "beside": r"mark\.beside",
     "program": r"mark\.program",

@@ -29,6 +29,7 @@ def mixed_requests(count: int, longest: int, seed: int) -> list[tuple[list[int],
     return requests
 
 
+@pytest.mark.deep
 async def test_64_at_once_get_the_tokens_they_get_alone(demo: RingClient, demo_ring: Ring) -> None:
     requests = mixed_requests(64, 300, seed=7)
     alone = [(await demo.complete(prompt, **fields)).token_ids for prompt, fields in requests]

@@ -20,6 +20,7 @@ from baton.engine.llm import LLM
 from baton.request.params import SamplingParams
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
+from tests.support.deep import all_deep_but
 from tests.support.oracle_beams import Answer, oracle_beams
 from tests.support.ring import Ring, running_ring
 
@@ -50,16 +51,19 @@ def oracle() -> list[list[Answer]]:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "tcp",
-        pytest.param(
-            "ucx",
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("ucxx") is None,
-                reason="NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')",
+    params=all_deep_but(
+        1,
+        [
+            "tcp",
+            pytest.param(
+                "ucx",
+                marks=pytest.mark.skipif(
+                    importlib.util.find_spec("ucxx") is None,
+                    reason="NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')",
+                ),
             ),
-        ),
-    ],
+        ],
+    ),
 )
 def ring(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     options = ("--connector", request.param, "--verify-handoff")

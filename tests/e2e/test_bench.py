@@ -76,6 +76,7 @@ def test_throughput_of_a_workload(llm: LLM) -> None:
     assert result.output_tokens_per_s == pytest.approx(result.output_tokens / result.duration)
 
 
+@pytest.mark.deep
 async def test_a_sweeps_ring_starts_and_leaves_nothing() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     rings = LocalRings(WorkerConfig(role="both", dtype="float32", num_blocks=64), ["cpu"])

@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 import httpx
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
@@ -231,6 +232,7 @@ async def keep_asking(routers: Callable[[], list[Pod]], answers: list[int]) -> N
         answers.append((await ask(random.choice(routers())))["usage"]["completion_tokens"])
 
 
+@pytest.mark.deep
 async def test_a_cluster_key_is_replaced_under_load(tmp_path: Path) -> None:
     """Pods of both keys serve together, in all pairs, while one generation follows the other."""
     release = released(tmp_path, "simulated")
@@ -292,6 +294,7 @@ async def test_pods_of_a_cluster_that_has_only_ipv6(tmp_path: Path) -> None:
         assert [pod.process.returncode for pod in (prefill, decode)] == [0, 0]
 
 
+@pytest.mark.deep
 async def test_pods_with_a_model_answer(tmp_path: Path) -> None:
     async with installed(tmp_path, "cpu-trial") as ring:
         for name in ("prefill", "decode", "router"):

@@ -95,6 +95,7 @@ def test_langchain(ring: Ring) -> None:
     assert responses.invoke(QUESTION).text == whole.text
 
 
+@pytest.mark.deep
 def test_litellm(ring: Ring) -> None:
     litellm = pytest.importorskip("litellm")
     asks: list[dict[str, Any]] = [

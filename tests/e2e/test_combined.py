@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients import RingClient
+from tests.support.deep import all_deep_but
 from tests.support.nixl import needs_nixl
 from tests.support.random_requests import FORMS
 from tests.support.ring import Ring, running_ring
@@ -40,7 +41,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.fixture(scope="module", params=PATHS)
+@pytest.fixture(scope="module", params=all_deep_but(1, PATHS))
 def ring(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     with running_ring(
         tmp_path_factory.mktemp("ring"),

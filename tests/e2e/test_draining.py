@@ -18,6 +18,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from baton.process import ready
 from baton.worker.drain import LIVE_SERVICE
 from tests.support.clients import Answer, RingClient
+from tests.support.deep import all_deep_but
 from tests.support.ring import Ring, Service, running_ring, scrape
 from tests.support.tiny_models import TINY_MODELS
 
@@ -71,7 +72,7 @@ async def answers(client: RingClient, max_tokens: int) -> list[list[int]]:
     return [answer.token_ids for answer in await asyncio.gather(*asked)]
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", all_deep_but(1, ["prefill", "decode"]))
 async def test_a_drain_under_load_loses_nothing_and_ends_with_nothing_open(ring: Ring, role: str) -> None:
     worker = ring.of_role(role)[0]
     # Long enough for answers to meet on decode, however fast it is.

@@ -36,6 +36,7 @@ def ended_after(service: Service, *signals: int) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("what", "places"),
     [
@@ -55,6 +56,7 @@ def test_a_router_that_does_not_end_says_why_and_ends(
     router.stop()
 
 
+@pytest.mark.deep
 def test_a_second_signal_leaves_it_less_time(tmp_path: Path) -> None:
     router = Service("router", ("task", *ROUTER[:-1], "60"), tmp_path / "log", PROGRAM)
     assert ended_after(router, signal.SIGTERM, signal.SIGTERM) < MAX_END_S + SLACK_S

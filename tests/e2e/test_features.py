@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients import RingClient
+from tests.support.deep import all_deep_but
 from tests.support.ring import Ring, Service, running, running_routers, worker
 from tests.support.same import is_same
 
@@ -223,7 +224,7 @@ async def ask_streamed(client: RingClient, case: Case) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", all_deep_but(1, PATHS))
 async def test_equals_one_worker(clients: Mapping[str, RingClient], path: str, name: str) -> None:
     case = CASES[name]
     expected = await ask(clients["one worker"], case)
@@ -240,7 +241,7 @@ def accepted(ring: Ring) -> float:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", all_deep_but(1, PATHS))
 async def test_drafts_change_nothing(
     rings: Mapping[str, Ring], clients: Mapping[str, RingClient], path: str, method: str
 ) -> None:

@@ -85,6 +85,7 @@ class Footprint(NamedTuple):
         return cls(process.num_fds(), process.num_threads(), process.memory_info().rss)
 
 
+@pytest.mark.deep
 async def test_survivors_of_many_restarts_keep_nothing_of_the_dead(ring: Ring) -> None:
     """``BATON_RESTART_CYCLES=50 make test ARGS="-k survivors --timeout 1800"`` for the long run."""
     victims = [ring.of_role(role)[0] for role in ("prefill", "decode")]

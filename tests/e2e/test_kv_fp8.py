@@ -10,6 +10,7 @@ import pytest
 from baton import LLM, SamplingParams
 from baton.models.config import KVCacheDtype
 from tests.support.clients import RingClient
+from tests.support.deep import all_deep_but
 from tests.support.ring import Ring, running, running_routers, worker
 
 pytestmark = pytest.mark.beside
@@ -72,7 +73,7 @@ def expected() -> Mapping[KVCacheDtype, list[list[int]]]:
     return answers
 
 
-@pytest.mark.parametrize("name", [*DECODES, BY_BLOCK])
+@pytest.mark.parametrize("name", all_deep_but([BY_BLOCK], [*DECODES, BY_BLOCK]))
 async def test_the_tokens_are_one_workers(
     rings: Mapping[str, Ring], expected: Mapping[KVCacheDtype, list[list[int]]], name: str
 ) -> None:

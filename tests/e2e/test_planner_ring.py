@@ -60,6 +60,7 @@ async def complete(prometheus: Prometheus, queries: Queries, there: MeasuredFlee
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.deep
 @needs_prometheus
 async def test_a_ring_is_measured_and_a_worker_switched(tmp_path: Path) -> None:
     workers = [simulated(tmp_path, f"w{n}", role) for n, role in enumerate(("prefill", "decode", "decode"))]

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.support.clients import RingClient
+from tests.support.deep import all_deep_but
 from tests.support.ring import Ring, Service, running_ring
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
@@ -68,7 +69,7 @@ async def test_answers_are_those_of_transformers(ring: Ring, model: Path) -> Non
     ring.wait_idle()
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["at rest", "in a step"])
+@pytest.mark.parametrize("busy", all_deep_but(1, [False, True]), ids=["at rest", "in a step"])
 async def test_a_dead_rank_ends_the_worker(ring: Ring, busy: bool) -> None:
     [worker] = ring.workers
     [rank] = ranks_of(worker)
@@ -89,6 +90,7 @@ async def test_a_dead_rank_ends_the_worker(ring: Ring, busy: bool) -> None:
     await restarted(ring, worker)
 
 
+@pytest.mark.deep
 async def test_ranks_end_with_a_dead_leader(ring: Ring) -> None:
     [worker] = ring.workers
     ranks, said = ranks_of(worker), len(worker.log.read_text())

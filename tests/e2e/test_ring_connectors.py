@@ -20,6 +20,7 @@ import pytest
 
 from baton.net.heartbeat import TEMPO
 from tests.support.clients import RingClient
+from tests.support.deep import all_deep_but
 from tests.support.nixl import needs_nixl
 from tests.support.ring import Ring, Service, running, running_ring, running_routers, worker
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
@@ -115,14 +116,17 @@ class Over:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(Over("tcp"), id="tcp"),
-        pytest.param(Over("ucx"), id="ucx", marks=without_ucxx),
-        pytest.param(Over("ucx", "posix,self"), id="ucx-shm", marks=without_ucxx),
-        pytest.param(Over("ucx", "tcp"), id="ucx-tcp", marks=without_ucxx),
-        pytest.param(Over("nixl"), id="nixl", marks=needs_nixl),
-        pytest.param(Over("gloo"), id="gloo"),
-    ],
+    params=all_deep_but(
+        2,
+        [
+            pytest.param(Over("tcp"), id="tcp"),
+            pytest.param(Over("ucx"), id="ucx", marks=without_ucxx),
+            pytest.param(Over("ucx", "posix,self"), id="ucx-shm", marks=without_ucxx),
+            pytest.param(Over("ucx", "tcp"), id="ucx-tcp", marks=without_ucxx),
+            pytest.param(Over("nixl"), id="nixl", marks=needs_nixl),
+            pytest.param(Over("gloo"), id="gloo"),
+        ],
+    ),
 )
 def over(request: pytest.FixtureRequest) -> Over:
     chosen: Over = request.param
@@ -223,6 +227,7 @@ async def test_each_side_tells_when_it_came_to_each_stage(
     assert here["posted"] < here["sent"] <= here["complete"] < there["complete"] <= there["committed"]
 
 
+@pytest.mark.deep
 async def test_workers_that_come_back(
     model: Path, questions: Mapping[str, list[Question]], tmp_path: Path
 ) -> None:

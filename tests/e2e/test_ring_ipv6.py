@@ -20,6 +20,7 @@ import pytest
 from baton.process import ready
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.clients import RingClient
+from tests.support.deep import all_deep_but
 from tests.support.ipv6 import needs_ipv6
 from tests.support.nixl import needs_nixl
 from tests.support.ring import Ring, running_ring, scrape
@@ -42,7 +43,7 @@ CONNECTORS = (
 HERE = ("--host", "::1")
 
 
-@pytest.fixture(scope="module", params=CONNECTORS)
+@pytest.fixture(scope="module", params=all_deep_but(1, CONNECTORS))
 def ring(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """Decode has two ranks."""
     with running_ring(
@@ -93,6 +94,7 @@ def test_ranks_are_reached_by_ipv6_alone(ring: Ring) -> None:
     assert not [c for c in prefill.net_connections("tcp4") if c.status == psutil.CONN_LISTEN]
 
 
+@pytest.mark.deep
 async def test_baton_up(tmp_path: Path) -> None:
     log = tmp_path / "log"
     argv = ["up", *HERE, "--port", "0", "--grpc-port", "0", "--dtype", "float32", "--threads-per-worker", "1"]

@@ -241,6 +241,7 @@ async def test_a_rank_that_dies_in_a_handoff_leaves_nothing_held(
     assert counted(decode, "baton_handoffs_aborted") == aborted + 1
 
 
+@pytest.mark.deep
 async def test_a_worker_whose_rank_hangs_retires_rather_than_reuse_its_pages(
     rings: Mapping[Pair, Ring], setup: Setup
 ) -> None:

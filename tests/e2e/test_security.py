@@ -112,6 +112,7 @@ def test_a_connector_that_does_not_encrypt_is_warned_of(tmp_path: Path, tls: tup
     assert "--connector gloo does not encrypt KV blocks, in spite of --worker-tls-certfile" in said
 
 
+@pytest.mark.deep
 async def test_a_key_that_is_taken_out_of_the_file_ends(ring: Ring, folder: Path) -> None:
     (folder / "new").write_text(f"keys:\n{entry_line(BOB, 'bob', 'b')}")
     (folder / "new").rename(folder / "keys.yaml")

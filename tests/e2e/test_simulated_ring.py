@@ -60,6 +60,7 @@ def test_a_split_ring_answers_as_one_worker_does(rings: dict[str, Ring]) -> None
     rings["split"].wait_idle()
 
 
+@pytest.mark.deep
 def test_a_prompt_that_no_message_holds_whole(rings: dict[str, Ring]) -> None:
     """From the router to prefill, and from prefill to decode, it goes in parts."""
     prompt = [300 + number % 3000 for number in range(70_000)]

@@ -11,6 +11,7 @@ from tests.support import warm
 from tests.support.ring import Service, running_ring
 
 
+@pytest.mark.deep
 def test_a_worker_tells_where_its_start_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(warm.ADDRESS)  # a whole start, with its imports
     with running_ring(tmp_path) as ring:

@@ -79,6 +79,7 @@ def metric(ring: Ring, role: str, name: str) -> float:
     return worker.metrics()[f'{name}{{role="{role}"}}']
 
 
+@pytest.mark.deep
 async def test_generated_schemas(client: RingClient, ring: Ring) -> None:
     rng = random.Random(7)
     schemas: list[Schema] = [schema_of_depth(1 + i // 40, rng) for i in range(NUM_SCHEMAS)]

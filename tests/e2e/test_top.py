@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.deep import all_deep_but
 from tests.support.ring import Ring, running, running_routers, simulated
 
 pytestmark = pytest.mark.beside
@@ -60,7 +61,7 @@ def test_one_frame(ring: Ring) -> None:
     assert prompt[0] != "0" and tokens[1] != "0", lines
 
 
-@pytest.mark.parametrize(("key", "status"), [(b"q", 0), (b"\x03", 130)])
+@pytest.mark.parametrize(("key", "status"), all_deep_but(1, [(b"q", 0), (b"\x03", 130)]))
 def test_frames_until_somebody_leaves(ring: Ring, key: bytes, status: int, tmp_path: Path) -> None:
     ours, its = pty.openpty()
     before = termios.tcgetattr(its)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.support.clients import RingClient
+from tests.support.deep import all_deep_but
 from tests.support.ring import Ring, running_ring
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
@@ -30,7 +31,7 @@ def expected(model: Path) -> list[list[int]]:
     return [oracle_greedy(model, prompt, NEW_TOKENS)[0] for prompt in PROMPTS]
 
 
-@pytest.fixture(params=["prefill", "decode"])
+@pytest.fixture(params=all_deep_but(1, ["prefill", "decode"]))
 def careless(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> Iterator[Ring]:
     """A ring whose decode worker receives a wrong bit now and then; one side asks for checksums."""
     with running_ring(

@@ -118,6 +118,7 @@ TestAdmission = AdmissionMachine.TestCase
 TestAdmission.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.deep
 @given(
     weights=st.lists(st.floats(0.2, 5.0), min_size=2, max_size=5),
     means=st.lists(st.integers(5, 400), min_size=5, max_size=5),

@@ -16,6 +16,7 @@ from tests.support.discovery_scripts import Outcome, run_scripts
 SCRIPTS = int(os.environ.get("BATON_DISCOVERY_SCRIPTS", "12"))
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(3600)
 async def test_no_deleted_pod_is_given_requests_for_longer_than_5_s() -> None:
     seen: list[Outcome] = []

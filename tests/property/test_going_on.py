@@ -14,6 +14,7 @@ from baton.router.placement.prefixes import Prefixes
 from baton.v1 import worker_pb2 as pb
 from baton.worker.block_feed import BlockFeed
 from baton.worker.kv_groups import groups_of
+from tests.support.deep import all_deep_but
 from tests.support.fake_engine import fake_engine, run
 from tests.support.grouped_model import KEPT, layout_of
 
@@ -26,7 +27,7 @@ TURNS = st.lists(
 """Requests, each by the chat that it goes on with, the tokens of its message and those of its answer."""
 
 
-@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("kept", all_deep_but(3, KEPT))
 @settings(max_examples=int(os.environ.get("PROPERTY_EXAMPLES", "60")) // 6, deadline=None)
 @given(turns=TURNS, room=st.integers(10, 25))
 def test_a_hit_is_as_long_as_the_router_expects(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -249,5 +250,5 @@ class AccountMachine(RuleBasedStateMachine):
         return bool(self.router.index.going_on([short(digest(content))], needs, 4))
 
 
-TestAccount = AccountMachine.TestCase
+TestAccount = pytest.mark.deep(AccountMachine.TestCase)
 TestAccount.settings = SETTINGS

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -676,7 +677,7 @@ OF_GROUPS = 3
 """One history of models with groups for so many of others: these models take longer."""
 
 TestEngine = EngineMachine.TestCase
-TestGroups = GroupsMachine.TestCase
+TestGroups = pytest.mark.deep(GroupsMachine.TestCase)
 TestEngine.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=int(os.environ.get("PROPERTY_STEPS", "50")),

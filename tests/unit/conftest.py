@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests.support.deep import all_deep_but
 from tests.support.fake_engine import AHEAD
 from tests.support.family_models import FAMILY_MODELS
 from tests.support.tiny_models import ModelDir
@@ -26,7 +27,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> ModelDir:
     return build
 
 
-@pytest.fixture(scope="module", params=["off", "late"])
+@pytest.fixture(scope="module", params=all_deep_but(["late"], ["off", "late"]))
 def launched(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs a file's tests twice: with steps that are over before the next begins, and launched ahead."""
     with pytest.MonkeyPatch.context() as patch:
@@ -42,3 +43,11 @@ def pytest_asyncio_loop_factories(
     return (
         usual if item.get_closest_marker("both_loops") is None else {**usual, "uvloop": uvloop.new_event_loop}
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``both_loops`` are deep on the event loop that the router does not use."""
+    for item in items:
+        if item.get_closest_marker("both_loops") is not None and "uvloop" not in item.name:
+            item.add_marker(pytest.mark.deep)

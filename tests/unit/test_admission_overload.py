@@ -39,6 +39,7 @@ def test_a_ring_that_is_not_full_refuses_nobody() -> None:
     assert sum(account.waits) / len(account.waits) < 0.5
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "loads",
     [

@@ -194,6 +194,7 @@ def test_each_fires_on_what_it_is_for_and_alone(tmp_path: Path) -> None:
     _evaluate(tmp_path, cases)
 
 
+@pytest.mark.deep
 def test_who_drains_takes_nothing_new(tmp_path: Path) -> None:
     decode, prefill = "BatonNoWorkerReady", "BatonNoPrefillReady"
     cases = []

@@ -393,6 +393,7 @@ class Full:
         self._over = True
 
 
+@pytest.mark.deep
 async def test_strangers_have_a_line_for_each_second_and_address(
     ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.api_server import serving_app
+from tests.support.deep import all_deep_but
 from tests.support.fake_ring import MODEL, FakeRing
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
@@ -75,7 +76,7 @@ BODIES: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", all_deep_but(1, BODIES))
 @pytest.mark.parametrize(
     ("asked", "answers"),
     [

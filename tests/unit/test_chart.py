@@ -70,7 +70,7 @@ def option(objects: list[Object], component: str, name: str) -> str:
 
 
 class TestRendering:
-    @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+    @pytest.mark.parametrize("example", all_deep_but(2, EXAMPLES), ids=lambda path: path.stem)
     def test_an_example_is_right_for_every_version(self, example: Path) -> None:
         lint(example)
         objects = render(files=[example], apis=[MONITORING])
@@ -83,7 +83,7 @@ class TestRendering:
         assert problems(objects, (VERSIONS[0], VERSIONS[-1])) == []
         assert loose_ends(objects) == []
 
-    @pytest.mark.parametrize("name", REFUSED)
+    @pytest.mark.parametrize("name", all_deep_but(20, REFUSED))
     def test_a_wrong_value_is_refused(self, name: str) -> None:
         values, what = REFUSED[name]
         with pytest.raises(RenderError) as error:
@@ -209,7 +209,7 @@ class TestOptions:
     def _command(self, name: str) -> Any:
         return self.COMMANDS.commands[name]  # type: ignore[attr-defined]
 
-    @pytest.mark.parametrize("name", VALUE_SETS)
+    @pytest.mark.parametrize("name", all_deep_but(20, VALUE_SETS))
     def test_are_understood_by_the_program(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for variable, value in (
             ("LEADER_ADDRESS", "a-0.a-0.serving"),

@@ -26,6 +26,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("command", all_deep_but(("up", "router", "bench serve"), COMMANDS))
 def test_every_command_has_help(command: str) -> None:
     result = baton(*command.split(), "--help")
@@ -50,7 +51,7 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     all_deep_but(
-        4,
+        2,
         [
             (
                 ["decode", "--dtype", "int8"],
@@ -88,6 +89,7 @@ def test_a_bad_value_is_one_line_and_exit_2(arguments: list[str], message: str) 
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.deep
 def test_kernels_that_cannot_be_had_are_one_line_and_exit_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

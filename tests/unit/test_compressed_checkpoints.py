@@ -24,6 +24,7 @@ from baton.models.quantization.checkpoint import CheckpointScheme
 from baton.process.options import ModelError
 from tests.support import compressed, tiny_models
 from tests.support.compressed import RECIPES
+from tests.support.deep import all_deep_but
 from tests.support.exact import alike, assert_same, exact_logits
 from tests.support.laid_out import LaidOut
 from tests.support.model_ring import prompt
@@ -99,7 +100,7 @@ def logits_of(ids: list[int]) -> Callable[[CausalLM], Tensor]:
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [*(("latent", name) for name in RECIPES), ("dense", "w4a16-asym"), ("experts", "nvfp4")],
+    all_deep_but(5, [*(("latent", name) for name in RECIPES), ("dense", "w4a16-asym"), ("experts", "nvfp4")]),
 )
 def test_models_are_those_of_transformers(
     model: str, name: str, even_model: Callable[[str], Path], tmp_path: Path

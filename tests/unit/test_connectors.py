@@ -76,7 +76,7 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> str:
     return sender.encrypted(folder)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=all_deep_but(3, KINDS))
 def kind(request: pytest.FixtureRequest, encrypted: str) -> str:
     name: str = request.param
     if name == "tcp-tls":
@@ -297,6 +297,7 @@ class TestParts:
         assert not logical(target)[..., 14 * 16 : 15 * 16, :].any(), "a block that was not sent changed"
         await closed(pairs, prefill, decode)
 
+    @pytest.mark.deep
     @pytest.mark.parametrize(("ours", "theirs"), all_deep_but(1, [(64, 16), (16, 64), (16, 16)]))
     async def test_memory_is_bounded_by_what_is_arriving(self, kind: str, ours: int, theirs: int) -> None:
         """200 messages of 1.5 MiB, each in as many runs as blocks, so that all of them are copied."""
@@ -738,6 +739,7 @@ class TestOtherProcess:
         assert other.memory.bytes.count(1) == LARGE
         assert not other.receiver.cancel_receive(1)
 
+    @pytest.mark.deep
     async def test_its_death_is_told_once_and_ends_what_was_posted(self, other: Other) -> None:
         posted = asyncio.ensure_future(other.receiver.post_receive(2, [0]))
         await other.until_under_way()
@@ -751,6 +753,7 @@ class TestOtherProcess:
         await asyncio.sleep(0.05)
         assert other.lost == ["receiver"]
 
+    @pytest.mark.deep
     @pytest.mark.skipif(not FILES.is_dir(), reason="needs /proc")
     async def test_its_death_in_mid_message_leaves_no_file_and_no_thread(self, kind: str) -> None:
         """Not even until somebody collects garbage."""
@@ -774,7 +777,7 @@ class TestOtherProcess:
         finally:
             gc.enable()
 
-    @pytest.mark.parametrize("stopped", [False, True], ids=["sending", "stopped"])
+    @pytest.mark.parametrize("stopped", all_deep_but(1, [False, True]), ids=["sending", "stopped"])
     async def test_nothing_is_written_after_the_close(self, other: Other, stopped: bool) -> None:
         await other.until_under_way()
         if stopped:

@@ -18,6 +18,7 @@ from baton.text.chat import ChatTemplate
 from baton.text.errors import ChatTemplateError
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving
+from tests.support.deep import all_deep_but
 from tests.support.scripted_ring import prompt_of, ring_of
 from tests.support.tiny_tokenizers import CHAT_TEMPLATE, TOOL_TEMPLATE, byte_level_tokenizer
 
@@ -64,7 +65,7 @@ def continued(template: str, messages: list[dict[str, Any]]) -> str | None:
 CONTENTS = st.text("ab \n<>{}/|é", min_size=1, max_size=8).filter(str.strip)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", all_deep_but(2, TEMPLATES))
 @given(contents=st.lists(CONTENTS, min_size=1, max_size=3), role=st.sampled_from(["assistant", "user"]))
 def test_the_prompt_is_transformers(name: str, contents: list[str], role: str) -> None:
     messages = [{"role": "user", "content": content} for content in contents]

@@ -40,6 +40,7 @@ def texts(path: Path, ask: object = rising) -> list[str]:
     return [found.get_text() for found in figure.findobj(Text) if found.get_text()]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_every_panel_asks_all_of_its_queries_and_is_drawn(path: Path) -> None:
     picture = read(path)

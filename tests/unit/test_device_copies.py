@@ -56,6 +56,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
 
 
 class TestCopies:
+    @pytest.mark.deep
     def test_bytes_go_over_without_waiting_for_the_step(self, cuda: FakeCuda) -> None:
         source, target = pool_of(cuda), pool_of(cuda, full=False)
         taken, given = PoolMemory(source), PoolMemory(target)

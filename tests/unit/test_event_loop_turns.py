@@ -69,6 +69,7 @@ def _serving(directory: Path) -> Iterator[Server]:
         process.kill()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("endpoint", all_deep_but(1, ENDPOINTS))
 def test_no_body_holds_up_the_event_loop(server: Server, endpoint: str) -> None:
     slow: dict[str, float] = {}
@@ -98,7 +99,7 @@ def _until_fast(server: Server, endpoint: str, body: bytes) -> Iterator[float]:
             return
 
 
-@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize("endpoint", all_deep_but(1, ["/v1/chat/completions", "/tokenize"]))
 def test_no_template_holds_up_the_event_loop(tmp_path: Path, endpoint: str) -> None:
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     byte_level_tokenizer(tmp_path, template=loop)
@@ -109,6 +110,7 @@ def test_no_template_holds_up_the_event_loop(tmp_path: Path, endpoint: str) -> N
         assert server.turns().max_s < MAX_TURN_S
 
 
+@pytest.mark.deep
 def test_the_processes_end_with_the_router(tmp_path: Path) -> None:
     byte_level_tokenizer(tmp_path)
     program = [sys.executable, "-m", "tests.support.turns_server", str(tmp_path)]

@@ -128,6 +128,7 @@ class TestTensors:
         with pytest.raises(RuntimeError, match="same device"):
             x + torch.zeros(4, dtype=torch.uint8)
 
+    @pytest.mark.deep
     def test_an_address_of_it_means_nothing_to_the_host(self) -> None:
         read = (
             "import ctypes, tests.support.interpreted, torch\n"

@@ -27,7 +27,7 @@ ODD_PROMPT = 61
 """Tokens: more than the windows, and in no whole number of blocks."""
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", all_deep_but(16, DENSE))
 def test_logits_are_those_of_transformers(name: str, model_dir: ModelDir) -> None:
     """A whole prompt, chunks, mixed steps, rows that are wanted alone, and greedy answers of a batch."""
     path, a, b = model_dir(name), prompt(ODD_PROMPT, seed=1), prompt(64, seed=2)
@@ -77,7 +77,7 @@ def test_bfloat16(name: str, model_dir: ModelDir, tmp_path: Path) -> None:
     assert error(logits) < error(oracle_logits(path, ids, "bfloat16"))
 
 
-@pytest.mark.parametrize("name", all_deep_but(6, DENSE))
+@pytest.mark.parametrize("name", all_deep_but(2, DENSE))
 def test_split_over_ranks(name: str, model_dir: ModelDir) -> None:
     """In two stages of two ranks, and the models that differ in a few fields over two ranks."""
     path, a, b = model_dir(name), prompt(54, seed=1), prompt(53, seed=2)

@@ -143,7 +143,7 @@ else:
 EVERYDAY = [case for case in CASES if case[0] in MOST_DIFFERENT]
 
 
-@pytest.mark.parametrize(("name", "way"), all_deep_but(EVERYDAY, CASES), ids=str)
+@pytest.mark.parametrize(("name", "way"), all_deep_but(EVERYDAY[:3], CASES), ids=str)
 def test_tokens_are_those_of_transformers(
     name: str, way: Way, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

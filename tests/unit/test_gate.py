@@ -194,6 +194,7 @@ async def test_refusals_come_at_once_and_say_when_to_try_again(tokenizer: Tokeni
         assert len(order) == 6, "the refused never reached the ring"
 
 
+@pytest.mark.deep
 async def test_what_the_queue_refuses_has_used_nothing(tokenizer: Tokenizer) -> None:
     ring = FakeRing(lambda call: [10, 11, 12], delay=0.3)
     gate = gate_of(Room(), QueueBounds(requests=8, prompt_tokens=150, max_wait_s=30.0))

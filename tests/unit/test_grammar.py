@@ -167,6 +167,7 @@ def test_a_hostile_grammar_is_refused_in_time_and_others_go_on(compiler: Grammar
     assert matches(compiled(compiler, StructuredOutput("regex", f"{name} a+")), f"{name} aa")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_form_is_found_behind_reasoning_too(compiler: GrammarCompiler, name: str) -> None:
     """Which a trial's walk would not come to the end of."""
@@ -376,6 +377,7 @@ class TestTenants:
         yield compiler
         compiler.close()
 
+    @pytest.mark.deep
     def test_hostile_grammars_hold_up_nobody_else_and_are_refused_when_their_budget_is_spent(
         self, shared: GrammarCompiler
     ) -> None:
@@ -411,6 +413,7 @@ class TestTenants:
             output = StructuredOutput("regex", f"honest{number}")
             assert shared.compile(output, "honest").exception(60) is None
 
+    @pytest.mark.deep
     def test_a_process_that_starts_again_is_waited_for_by_the_tenant_that_ended_it(
         self, shared: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
     ) -> None:

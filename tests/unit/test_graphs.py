@@ -335,7 +335,7 @@ class TestVerifications:
 
     PARAMS = ResolvedSampling(max_tokens=30, temperature=0.0, ignore_eos=True)
 
-    @pytest.mark.parametrize("order", get_args(Order))
+    @pytest.mark.parametrize("order", all_deep_but(1, get_args(Order)))
     @pytest.mark.parametrize(("fault", "num_drafts"), all_deep_but(1, [(0, 4), (2, 4), (3, 1), (7, 16)]))
     def test_they_yield_the_same_tokens(
         self, order: Order, fault: int, num_drafts: int, seen: list[Seen]
@@ -366,7 +366,7 @@ class TestVerifications:
         assert max(verified) > 1, "several sequences at once"
         assert {step.queries for step in seen} <= {1, 1 + num_drafts}
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", all_deep_but(1, range(3)))
     def test_hidden_states_are_of_the_tokens_they_are_said_to_be_of(
         self, seed: int, seen: list[Seen]
     ) -> None:
@@ -472,6 +472,7 @@ class TestDraftModels:
         assert record.replays - tried == 5 * 4 - 4, "all but the first pass of a step with a new prompt"
         assert torch.equal(over._pool[:40], plain._pool), "padding has written to the block behind"
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("eager", all_deep_but(1, [False, True]))
     def test_a_model_drafts_for_itself_without_a_fault(
         self, eager: bool, tmp_path: Path, seen: list[Seen]

@@ -23,6 +23,7 @@ from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.table import Grammar, TokenTable
 from baton.speculation.drafter import Drafter
 from baton.text.tokenizer import Tokenizer
+from tests.support.deep import all_deep_but
 from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import fake_engine
 from tests.support.runners import runner_of
@@ -188,7 +189,7 @@ def test_a_stop_token_ends_it_only_where_the_grammar_may_end(grammars: GrammarCo
 
 
 @pytest.mark.parametrize("output", [JSON, CHOICE, LETTERS], ids=["json", "choice", "regex"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", all_deep_but(1, [0.0, 1.0]))
 def test_it_goes_on_from_any_of_its_tokens(
     grammars: GrammarCompiler, output: StructuredOutput, temperature: float
 ) -> None:

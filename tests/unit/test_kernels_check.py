@@ -26,6 +26,7 @@ def test_every_kernel_is_its_reference() -> None:
     assert all(one.cases == 1 and 0 <= one.worst <= 1 for one in checked)
 
 
+@pytest.mark.deep
 def test_a_wrong_kernel_is_told_with_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "copy_blocks", lambda *args: None)
     with pytest.raises(WrongError, match=r"block copy differs .*'block_size'"):

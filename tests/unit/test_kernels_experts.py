@@ -112,6 +112,7 @@ def test_pairs_are_sorted_by_expert() -> None:
     assert starts[3] == starts[4]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("tokens", "kernels"), [(2, "interpreted"), (17, "interpreted"), (17, "plain")])
 def test_a_step_is_captured_whatever_the_routing(
     tokens: int, kernels: Literal["plain", "interpreted"]

@@ -65,6 +65,7 @@ def test_nor_does_drafting_by_a_model_of_another_shape() -> None:
     assert builds["_rotate_and_store"] == builds["_prefill"] == 2
 
 
+@pytest.mark.deep
 def test_what_differs_from_step_to_step_compiles_no_other_kernel() -> None:
     """Nor do the sizes of windows, and the addresses of sinks."""
     program = """
@@ -145,6 +146,7 @@ def test_nor_do_experts_for_any_number_of_tokens() -> None:
     assert told["builds"] == {**builds, "_gate_up": 4, "_down": 4}
 
 
+@pytest.mark.deep
 def test_late_builds_are_counted() -> None:
     """The hook that triton calls counts them, in a process of its own, which does not interpret."""
     program = """

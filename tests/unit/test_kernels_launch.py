@@ -22,6 +22,7 @@ def run(program: str) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.deep
 def test_each_kernel_gets_the_same_parameters() -> None:
     run("""
 from loadtest.launch_cost import all_launches
@@ -47,6 +48,7 @@ with stubbed() as stub:
 """)
 
 
+@pytest.mark.deep
 def test_what_a_kernel_is_compiled_for_decides_what_is_launched() -> None:
     run("""
 import torch

@@ -107,6 +107,7 @@ def test_plain_torch_multiplies_alike(kind: str) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.deep
 def test_a_step_is_captured() -> None:
     """Nothing is read back, and every address is the device's own: the fake device checks both."""
     torch.manual_seed(0)

@@ -51,7 +51,9 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(dtype: torch.dtype, 
 
 @DTYPES
 @pytest.mark.parametrize("normed", [False, True], ids=["", "normed"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (9, 1, 96), (2, 2, 20)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), all_deep_but(1, [(4, 2, 64), (9, 1, 96), (2, 2, 20)])
+)
 def test_heads_are_normed_rotated_and_stored(
     heads: int, kv_heads: int, head_dim: int, normed: bool, dtype: torch.dtype
 ) -> None:

@@ -76,6 +76,7 @@ class TestDraw:
             alone = Rows(rows.logits[at : at + 1], rows.params[at : at + 1], rows.positions[at : at + 1])
             assert drawn(alone) == together[at : at + 1]
 
+    @pytest.mark.deep
     def test_of_equal_tokens_at_the_edge_of_top_k_top_p_counts_as_many_as_make_k(self) -> None:
         logits = torch.tensor([[math.log(4.0), *[0.0] * 6]]).expand(8, -1)
         rows = Rows(logits, [replace(PLAIN, top_k=2, top_p=0.75, seed=5)] * 8, list(range(8)))
@@ -83,6 +84,7 @@ class TestDraw:
         wider = Rows(logits, [replace(PLAIN, top_k=2, top_p=0.85, seed=5)] * 8, list(range(8)))
         assert len(set(drawn(wider))) > 2
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("shape", all_deep_but(1, ["smooth", "rounded", "flat"]))
     def test_is_the_same_whether_the_edge_is_in_registers_or_not(
         self, shape: str, monkeypatch: pytest.MonkeyPatch
@@ -104,6 +106,7 @@ class TestDraw:
         assert [wide[at] for at in sure] == [plain[at] for at in sure]
         assert len(sure) > 4
 
+    @pytest.mark.deep
     def test_goes_over_a_row_three_times_where_the_filters_leave_few(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -55,6 +55,7 @@ def test_they_are_found_where_they_were_kept(cache: Path) -> None:
     assert shape.decode(4, 5) == plain.decode(4, 5)
 
 
+@pytest.mark.deep
 def test_the_kernels_use_them(cache: Path) -> None:
     case = Case(8, 2, 64, 16, None, (100, 30), ((20, 40),))
     pool, batch = lay_out(case)

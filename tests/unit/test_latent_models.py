@@ -23,6 +23,7 @@ from baton.process.options import ModelError
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.layers import LayerStack
 from baton_kernels.cpu.linear import PackedWeight
+from tests.support.deep import all_deep_but
 from tests.support.exact import alike, assert_same, exact_logits
 from tests.support.laid_out import LaidOut
 from tests.support.model_ring import prompt
@@ -47,7 +48,7 @@ def mixed_steps(laid: LaidOut, a: list[int], b: list[int]) -> dict[str, Tensor]:
     return {name: torch.cat([step[name] for step in steps if name in step]) for name in "ab"}
 
 
-@pytest.mark.parametrize("name", LATENTS)
+@pytest.mark.parametrize("name", all_deep_but(5, LATENTS))
 def test_logits_are_those_of_transformers(name: str, model_dir: ModelDir) -> None:
     """Whole, token by token, and in mixed steps."""
     path, a, b = model_dir(name), prompt(LENGTH, seed=1), prompt(51, seed=2)
@@ -102,7 +103,7 @@ def test_rows_that_are_wanted_alone(name: str, model_dir: ModelDir) -> None:
         assert_same(logits, alike(expected[sequence][-1], exact))
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("name", all_deep_but(3, ONE_OF_EACH))
 def test_bfloat16(name: str, model_dir: ModelDir, tmp_path: Path) -> None:
     """Half of the tokens' logits stay within 4 % of float32's, in norm, and nearer than transformers'."""
     path, ids = shutil.copytree(model_dir(name), tmp_path / name), prompt(LENGTH)
@@ -124,12 +125,15 @@ def test_bfloat16(name: str, model_dir: ModelDir, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "tp_size", "pp_size"),
-    [
-        *((name, 2, 2) for name in ONE_OF_EACH),
-        ("deepseek-v3-halves", 3, 1),
-        ("deepseek-v2-lite", 4, 1),
-        ("minicpm3-direct-queries", 1, 2),
-    ],
+    all_deep_but(
+        3,
+        [
+            *((name, 2, 2) for name in ONE_OF_EACH),
+            ("deepseek-v3-halves", 3, 1),
+            ("deepseek-v2-lite", 4, 1),
+            ("minicpm3-direct-queries", 1, 2),
+        ],
+    ),
 )
 def test_splits(name: str, tp_size: int, pp_size: int, model_dir: ModelDir) -> None:
     path, a, b = model_dir(name), prompt(60, seed=1), prompt(51, seed=2)

@@ -59,7 +59,7 @@ def answers(model: Decoder) -> list[Tensor]:
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", all_deep_but(3, NAMES))
 def test_is_what_its_layers_are(
     name: str, dtype: str, quantization: Quantization, model_dir: ModelDir
 ) -> None:
@@ -91,7 +91,7 @@ MIXTURES = ("mixtral", "gpt-oss", "glm4-moe", "hy-v3", "qwen2-moe")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", all_deep_but(2, MIXTURES))
 def test_mixtures_are_what_their_layers_are(name: str, dtype: str, model_dir: ModelDir) -> None:
     model = model_of(model_dir, name, dtype, "none")
     assert model.stack is not None

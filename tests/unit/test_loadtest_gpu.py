@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 Rows = list[dict[str, Value]]
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_it_refuses_without_a_device(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"NOTHING MEASURED\. It needs a CUDA device"):

@@ -20,6 +20,7 @@ from baton.parallel import collectives
 from baton.parallel.shard import Shard
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
+from tests.support.deep import all_deep_but
 from tests.support.exact import alike, assert_same, exact_logits, joined
 from tests.support.laid_out import LaidOut
 from tests.support.model_ring import prompt
@@ -39,7 +40,7 @@ ONE_OF_EACH = (
 )
 
 
-@pytest.mark.parametrize("name", MAMBAS)
+@pytest.mark.parametrize("name", all_deep_but(8, MAMBAS))
 def test_logits_are_those_of_transformers(name: str, model_dir: ModelDir) -> None:
     """One prompt whole, one in odd chunks whose states are kept in the middle, one token by token, each
     beside others that decode."""
@@ -121,14 +122,20 @@ def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_long_waits")
 @pytest.mark.parametrize(
     ("name", "tp_size", "pp_size"),
-    [
-        *((name, 2, 2) for name in ONE_OF_EACH),
-        *((name, 2, 1) for name in ("nemotron-h-experts", "granite-hybrid-dense", "falcon-h1-normed")),
-        *((name, 1, 2) for name in ("nemotron-h-biased", "falcon-h1-gated-first", "bamba", "lfm2-biased")),
-        ("nemotron-h", 4, 1),
-        ("bamba", 4, 1),
-        ("lfm2-moe-unbiased", 4, 1),
-    ],
+    all_deep_but(
+        4,
+        [
+            *((name, 2, 2) for name in ONE_OF_EACH),
+            *((name, 2, 1) for name in ("nemotron-h-experts", "granite-hybrid-dense", "falcon-h1-normed")),
+            *(
+                (name, 1, 2)
+                for name in ("nemotron-h-biased", "falcon-h1-gated-first", "bamba", "lfm2-biased")
+            ),
+            ("nemotron-h", 4, 1),
+            ("bamba", 4, 1),
+            ("lfm2-moe-unbiased", 4, 1),
+        ],
+    ),
 )
 def test_splits(name: str, tp_size: int, pp_size: int, model_dir: ModelDir) -> None:
     path, prompts = model_dir(name), {"a": prompt(26, seed=1), "b": prompt(30, seed=2)}

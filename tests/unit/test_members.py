@@ -30,6 +30,7 @@ from baton.telemetry.discovery import DiscoveryCounts
 from baton.v1 import handoff_pb2, inference_pb2
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
+from tests.support.deep import all_deep_but
 from tests.support.discovery_scripts import greeted
 from tests.support.fake_kubernetes import PORT_NAME, FakeKubernetes, pod, serving
 from tests.support.greetings import say_hello
@@ -93,7 +94,7 @@ async def test_a_worker_that_is_back_as_its_stream_ends_is_dialled_again() -> No
     await members.close()
 
 
-@pytest.mark.parametrize("how", ["deleted", "terminating", "not ready"])
+@pytest.mark.parametrize("how", all_deep_but(1, ["deleted", "terminating", "not ready"]))
 async def test_a_worker_that_goes_finishes_its_stream_and_gets_nothing_new(how: str) -> None:
     server = FakeKubernetes(FACTOR)
     workers = [LocalWorker("both", step_s=0.03), LocalWorker("both")]

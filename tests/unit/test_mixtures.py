@@ -20,6 +20,7 @@ from baton.parallel import collectives
 from baton.process.options import ModelError
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
+from tests.support.deep import all_deep_but
 from tests.support.exact import alike, assert_same, exact_logits, joined
 from tests.support.model_ring import Ring, prompt
 from tests.support.rank_threads import in_ranks
@@ -65,7 +66,7 @@ def answered(ring: Ring, prompts: dict[str, list[int]]) -> dict[str, tuple[list[
     return {name: (tokens[name], torch.cat(parts[name])) for name in tokens}
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", all_deep_but(8, MIXTURES))
 def test_answers_are_those_of_transformers(name: str, model_dir: ModelDir) -> None:
     path, prompts = model_dir(name), {"a": prompt(41, seed=3), "b": prompt(30, seed=4)}
     for sequence, (ids, logits) in answered(Ring(load_model(path)), prompts).items():
@@ -92,7 +93,7 @@ def test_rows_that_are_wanted_alone(name: str, model_dir: ModelDir) -> None:
     assert_same(got, alike(expected["b"][-1], exact))
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("name", all_deep_but(3, ONE_OF_EACH))
 def test_bfloat16(name: str, model_dir: ModelDir, tmp_path: Path) -> None:
     """Half of the tokens' logits stay within 3 % of float32's, in norm, and nearer than transformers'. The
     others may be those of other experts: a choice that is nearly even turns with the last bit."""
@@ -130,13 +131,16 @@ def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_long_waits")
 @pytest.mark.parametrize(
     ("name", "tp_size", "pp_size"),
-    [
-        *((name, 2, 2) for name in (*ONE_OF_EACH, "granite-moe")),
-        *((name, 2, 1) for name in ("glm4-moe", "gpt-oss")),
-        *((name, 1, 2) for name in ("qwen2-moe-dense-layers", "hunyuan-moe-alpha")),
-        ("hy-v3-biased", 4, 1),
-        ("minimax-m2-mqa", 4, 1),
-    ],
+    all_deep_but(
+        4,
+        [
+            *((name, 2, 2) for name in (*ONE_OF_EACH, "granite-moe")),
+            *((name, 2, 1) for name in ("glm4-moe", "gpt-oss")),
+            *((name, 1, 2) for name in ("qwen2-moe-dense-layers", "hunyuan-moe-alpha")),
+            ("hy-v3-biased", 4, 1),
+            ("minimax-m2-mqa", 4, 1),
+        ],
+    ),
 )
 def test_splits(name: str, tp_size: int, pp_size: int, model_dir: ModelDir) -> None:
     path, prompts = model_dir(name), {"a": prompt(26, seed=1), "b": prompt(30, seed=2)}

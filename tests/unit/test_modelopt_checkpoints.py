@@ -14,6 +14,7 @@ from baton.models.config import ModelConfig
 from baton.models.json_fields import Fields
 from baton.models.methods.modelopt import read
 from baton.process.options import ModelError
+from tests.support.deep import all_deep_but
 from tests.support.packed_checks import assert_split_alike, assert_stands_for, refusal, refusal_in_ranks
 from tests.support.packed_models import (
     DENSE,
@@ -47,7 +48,9 @@ def packed(dense: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("pack", [fp8, nvfp4])
-@pytest.mark.parametrize("recipe", [DENSE, LATENT, QWEN_MOE], ids=["dense", "latent", "mixture"])
+@pytest.mark.parametrize(
+    "recipe", all_deep_but(1, [DENSE, LATENT, QWEN_MOE]), ids=["dense", "latent", "mixture"]
+)
 def test_models(recipe: Recipe, pack: Pack, tmp_path: Path) -> None:
     """Projections that are computed as one have scales of their own."""
     config = CONFIG | {"quant_algo": "FP8" if pack is fp8 else "NVFP4"}

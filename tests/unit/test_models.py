@@ -18,19 +18,20 @@ from baton.models.loader import kv_block_bytes, load_model, new_kv_pool
 from baton.models.registry import FAMILIES
 from baton.models.rope import LONGEST_TABLE, RotaryEmbedding, inverse_frequencies, rope_tables
 from baton_kernels.cpu.linear import PackedWeight
+from tests.support.deep import all_deep_but
 from tests.support.exact import alike, assert_same, exact_logits
 from tests.support.model_ring import Ring, prompt
 from tests.support.tiny_models import TINY_MODELS, ModelDir, load_oracle, oracle_greedy, oracle_logits
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", all_deep_but(8, TINY_MODELS))
 def test_whole_prompt(name: str, model_dir: ModelDir) -> None:
     path, ids = model_dir(name), prompt(120)
     logits = Ring(load_model(path)).step(chunks=[("a", ids)])["a"]
     assert_same(logits, exact_logits(path, ids))
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", all_deep_but(8, TINY_MODELS))
 def test_chunks_and_decoding_in_mixed_steps(name: str, model_dir: ModelDir) -> None:
     """Two prompts in uneven chunks, one decoding while the other still prefills, then both decoding."""
     path = model_dir(name)
@@ -48,7 +49,7 @@ def test_chunks_and_decoding_in_mixed_steps(name: str, model_dir: ModelDir) -> N
         assert_same(logits, exact_logits(path, ids[:seen]))
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", all_deep_but(4, TINY_MODELS))
 def test_rows_that_are_wanted_alone(name: str, model_dir: ModelDir) -> None:
     path = model_dir(name)
     model = load_model(path)
@@ -66,7 +67,7 @@ def test_rows_that_are_wanted_alone(name: str, model_dir: ModelDir) -> None:
         assert_same(logits, alike(expected[sequence][-1], exact))
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", all_deep_but(8, TINY_MODELS))
 def test_greedy_answers_of_a_batch(name: str, model_dir: ModelDir) -> None:
     path = model_dir(name)
     prompts = {"a": prompt(5, seed=3), "b": prompt(64, seed=4), "c": prompt(30, seed=5)}
@@ -77,7 +78,7 @@ def test_greedy_answers_of_a_batch(name: str, model_dir: ModelDir) -> None:
         assert answers[sequence] == expected
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", all_deep_but(4, TINY_MODELS))
 def test_bfloat16(name: str, model_dir: ModelDir, tmp_path: Path) -> None:
     """Weights saved in bfloat16, as checkpoints are: the logits stay within 2 % of float32's, in norm, and
     nearer than those of transformers, which rounds the residual stream and the rotary tables too."""

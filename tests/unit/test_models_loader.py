@@ -74,6 +74,7 @@ def test_dtypes(single: Path) -> None:
     assert "load format is 'gguf'; allowed: auto, dummy" in refusal(single, load_format="gguf")
 
 
+@pytest.mark.deep
 def test_one_rank_loads_without_importing_sympy(single: Path) -> None:
     """It takes torch a second or two."""
     code = f"import sys; from baton.models.loader import load_model; load_model({str(single)!r})"

@@ -487,6 +487,7 @@ class TestPeerThatCopies:
         argv = (sys.executable, "-m", sender.__name__, "nixl", address, token.hex())
         return connector, link, received, subprocess.Popen(argv), memory  # noqa: ASYNC220
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("ends", ["goes on", "dies"])
     async def test_close_waits_for_a_peer_that_stands_still(
         self, monkeypatch: pytest.MonkeyPatch, ends: str

@@ -115,6 +115,7 @@ class TestTensorParallel:
             assert list(result.outputs[0].token_ids) == answer
             assert result.cached_tokens == expected_cached
 
+    @pytest.mark.deep
     def test_the_host_tier(self, llm: LLM, path: Path) -> None:
         scheduler = llm.engine.scheduler
         assert scheduler.tier is not None
@@ -170,6 +171,7 @@ def ranks_of(llm: LLM) -> list[int]:
     return ranks.pids
 
 
+@pytest.mark.deep
 def test_stages_with_windows_and_ngrams(tmp_path: Path) -> None:
     """And ranks end with an LLM that nobody refers to any more."""
     path = TINY_MODELS["qwen2-window"](tmp_path / "model")
@@ -186,6 +188,7 @@ def test_stages_with_windows_and_ngrams(tmp_path: Path) -> None:
     assert gone(pids, 2.0)
 
 
+@pytest.mark.deep
 def test_tensor_parallel_stages_and_a_draft_model(tmp_path: Path) -> None:
     """The model drafts for itself, whole on the leader: nearly all it says is accepted."""
     path = TINY_MODELS["qwen3-biased-window"](tmp_path / "model")
@@ -204,6 +207,7 @@ def test_tensor_parallel_stages_and_a_draft_model(tmp_path: Path) -> None:
         llm.close()
 
 
+@pytest.mark.deep
 def test_more_ranks_than_kv_heads(tmp_path: Path) -> None:
     """Four ranks, two KV heads: each is held twice. The angles of dynamic NTK travel. An interrupt is the end
     of the ranks."""
@@ -226,6 +230,7 @@ def test_more_ranks_than_kv_heads(tmp_path: Path) -> None:
         llm.generate([[1]], GREEDY, progress=False)
 
 
+@pytest.mark.deep
 class TestReplayedSteps:
     """Decode steps that all ranks replay, with all but the recording itself as on CUDA."""
 

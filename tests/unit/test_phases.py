@@ -83,6 +83,7 @@ def test_a_phase_that_ends_is_no_success(tmp_path: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr().out.endswith("failed in rings:\n  pytest was ended by SIGABRT\n")
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("_plainest_pytest")
 def test_what_is_deep_runs_when_told_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files = {"tests/unit/test_a.py": DEEP, "tests/e2e/test_c.py": PASSES}
@@ -94,6 +95,7 @@ def test_what_is_deep_runs_when_told_to(tmp_path: Path, capfd: pytest.CaptureFix
         )
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("_plainest_pytest")
 def test_options_may_leave_nothing_of_a_phase(tmp_path: Path) -> None:
     files = {"tests/unit/test_a.py": PASSES, "tests/e2e/test_c.py": PASSES}

@@ -75,6 +75,7 @@ class TestSizes:
 
 
 class TestTokens:
+    @pytest.mark.deep
     @pytest.mark.parametrize(
         ("family", "scored"), all_deep_but(1, [("llama", True), ("qwen3", False), ("mistral", True)])
     )
@@ -88,6 +89,7 @@ class TestTokens:
 
 
 class TestReplay:
+    @pytest.mark.deep
     def test_launches_a_piece_and_attention_for_each_layer(self, model_dir: ModelDir) -> None:
         """A step of more tokens than any recording is left to the model."""
         path = model_dir("llama")
@@ -99,6 +101,7 @@ class TestReplay:
                 engine.step()
                 assert device.timeline.issued["replay "] - before == replayed
 
+    @pytest.mark.deep
     def test_ends_the_start_where_it_does_nothing(
         self, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -115,6 +118,7 @@ class TestReplay:
             engine_of(path, "cuda")
 
 
+@pytest.mark.deep
 def test_nothing_is_recorded_for_angles_that_depend_on_the_length(model_dir: ModelDir) -> None:
     """No step with ``PagedBatch.lengths`` would be replayed."""
     path = model_dir("llama-dynamic")

@@ -27,6 +27,7 @@ async def settled(here: World) -> None:
     raise TimeoutError("a switch goes on for ever")
 
 
+@pytest.mark.deep
 async def test_more_load_asks_for_more_pods() -> None:
     async with world() as here:
         plan = await here.service.decide()

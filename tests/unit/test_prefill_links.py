@@ -340,6 +340,7 @@ async def test_close_ends_links_and_dials(world: World) -> None:
     assert world.dials == [A]
 
 
+@pytest.mark.deep
 async def test_a_worker_started_where_one_died_is_called_at_once() -> None:
     """However often it was called in vain: gRPC's own pauses between attempts double up to two minutes, and
     the channels of a process share them."""

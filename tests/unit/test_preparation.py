@@ -142,6 +142,7 @@ def refusal(reader: BodyReader, asked: Assignment, content: bytes) -> RequestErr
     raise AssertionError("it is not refused")
 
 
+@pytest.mark.deep
 async def test_an_error_is_told_elsewhere_as_it_is_here(reader: BodyReader, pools: Pools) -> None:
     async with pools() as pool:
         for asked, content in map(body, REFUSED):
@@ -185,6 +186,7 @@ async def test_one_tenants_bodies_do_not_hold_up_those_of_another(pools: Pools) 
         await asyncio.gather(*bombs, return_exceptions=True)
 
 
+@pytest.mark.deep
 async def test_what_waits_is_bounded_in_bytes_and_fair(pools: Pools, registry: CollectorRegistry) -> None:
     async with pools() as pool:
         large = assignment("completion"), json.dumps({"prompt": "a" * 8_000_000}).encode()
@@ -253,6 +255,7 @@ async def test_a_body_that_takes_too_much_memory_is_refused(
     assert registry.get_sample_value("baton_preparation_processes_lost_total", labels) == died >= 2
 
 
+@pytest.mark.deep
 async def test_large_bodies_are_read_one_at_a_time_beside_small_ones(pools: Pools) -> None:
     before = children()
     async with pools() as pool:

@@ -399,6 +399,7 @@ async def gone_after(condition: Callable[[], bool], max_s: float) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("secure", [False, True])
 async def test_a_worker_hears_of_a_router_that_says_nothing_until_the_watch_gives_it_up(
     tmp_path: Path, secure: bool
@@ -426,6 +427,7 @@ async def test_a_router_that_nobody_speaks_for_is_given_up_as_ever(worker: Local
     await caller.close()
 
 
+@pytest.mark.deep
 async def test_workers_that_hang_keep_no_other_from_hearing() -> None:
     """Many more of them than there are threads."""
     worker = LocalWorker("both", tempo=Tempo(busy_silence_s=2.0, idle_silence_s=2.0))

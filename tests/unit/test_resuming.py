@@ -22,6 +22,7 @@ from baton.router.dispatch.types import Request, RingError, TokenChunk
 from baton.telemetry.resumes import ResumeMetrics
 from baton.v1 import worker_pb2
 from baton_kernels.paged import PagedBatch
+from tests.support.deep import all_deep_but
 from tests.support.fake_engine import VOCAB_SIZE
 from tests.support.local_worker import SPLIT, LocalWorker, SlowModel, local_ring, until
 from tests.support.pretend_worker import AT_ONCE, LENGTH, PretendMembers, PretendWorker, token_after
@@ -167,7 +168,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "victim", "moment"), CASES)
+@pytest.mark.parametrize(("name", "victim", "moment"), all_deep_but(12, CASES))
 async def test_a_lost_worker_changes_no_answer(name: str, victim: str, moment: str) -> None:
     kind, counts = KINDS[name], Counts()
     workers = workers_of(*RINGS[victim])

@@ -127,6 +127,7 @@ def test_of_several_one_runs_at_a_time_until_it_is_clear() -> None:
     assert one.deaths == beside.deaths == 1
 
 
+@pytest.mark.deep
 @given(st.data(), st.integers(1, 4), st.integers(1, 12), st.integers(0, 30))
 def test_only_the_request_that_kills_is_given_up_on(
     data: st.DataObject, workers: int, neighbours: int, kills_at: int

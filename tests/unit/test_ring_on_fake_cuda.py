@@ -56,7 +56,7 @@ def launched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(AHEAD, "at once")
 
 
-@pytest.fixture(params=ORDERS)
+@pytest.fixture(params=all_deep_but(1, ORDERS))
 def cuda(request: pytest.FixtureRequest) -> Iterator[FakeCuda]:
     with FakeCuda(order=request.param, memory_bytes=MEMORY) as device:
         yield device
@@ -89,7 +89,7 @@ def requests() -> list[Request]:
 
 
 class TestEngine:
-    @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+    @pytest.mark.parametrize("graphs", all_deep_but([True], [False, True]), ids=["eager", "graphs"])
     def test_tokens_are_a_cpus(self, graphs: bool, cuda: FakeCuda, grammars: GrammarCompiler) -> None:
         make = partial(
             fake_engine, 24, vocab_size=VOCAB_SIZE, grammars=grammars, eos_token_ids=frozenset({EOS})
@@ -111,6 +111,7 @@ class TestEngine:
     def test_blocks_come_back_from_the_host_tier(self, cuda: FakeCuda) -> None:
         assert host_tier_answers() == expected_of_host_tier()
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("kernels", all_deep_but(1, ["plain", "interpreted"]))
     def test_a_model_with_its_kernels(self, kernels: str, model_dir: ModelDir) -> None:
         path = model_dir("llama")
@@ -120,6 +121,7 @@ class TestEngine:
             assert engine_answers(path, "cuda", prompts) == answers
             assert device.timeline.issued["replay "] > 0
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("name", all_deep_but(1, ["qwen3-moe", "gpt-oss", "gemma3", "llama4"]))
     def test_models_of_other_families(self, name: str, model_dir: ModelDir) -> None:
         """Experts, sinks, windows and post-norms, in graphs, with the launches of real kernels."""
@@ -139,6 +141,7 @@ class TestEngine:
             assert engine_answers(path, "cuda", prompts, num_speculative_tokens=2, **drafts) == answers
             assert device.timeline.issued["replay "] > 0
 
+    @pytest.mark.deep
     def test_a_model_on_the_second_device(self, model_dir: ModelDir) -> None:
         path = model_dir("llama")
         prompts = [prompt(number, 3 + 11 * number) for number in range(3)]
@@ -146,6 +149,7 @@ class TestEngine:
         with FakeCuda(devices=2):
             assert engine_answers(path, "cuda:1", prompts) == answers
 
+    @pytest.mark.deep
     def test_its_start_tells_of_weights_and_of_recordings(self, model_dir: ModelDir) -> None:
         config = EngineConfig(
             model_dir("llama"), device="cuda", dtype="float32", num_blocks=16, max_num_seqs=4
@@ -204,7 +208,7 @@ def expected_of_ring() -> list[list[int]]:
     return [run_alone(prompt(i, 20 + 11 * i), GREEDY) for _ in range(2) for i in range(5)]
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("graphs", all_deep_but([True], [False, True]), ids=["eager", "graphs"])
 def test_a_ring_with_its_pools_on_the_device(graphs: bool, cuda: FakeCuda) -> None:
     assert ring_answers(graphs) == expected_of_ring()
     waits = cuda.timeline.waits
@@ -320,20 +324,23 @@ def links_take_the_pool() -> None:
 
 @pytest.mark.parametrize(
     ("plant", "check", "error", "order"),
-    [
-        (wait_for_no_copy, ring_is_right, AssertionError, "late"),
-        (wait_for_no_copy, ring_is_right, AssertionError, "others_first"),
-        (report_arrivals_early, ring_is_right, AssertionError, "late"),
-        (copy_on_the_stream_that_computes, ring_is_right, AssertionError, "late"),
-        (reuse_the_staging_of_ids, ring_is_right, AssertionError, "late"),
-        (start_steps_before_restores, host_tier_is_right, AssertionError, "late"),
-        (save_what_has_not_left_the_pool, host_tier_is_right, AssertionError, "late"),
-        (reuse_the_ring, host_tier_is_right, AssertionError, "others_first"),
-        (read_results_early, engine_is_right, AssertionError, "late"),
-        (reuse_the_steps_buffer, engine_is_right, AssertionError, "late"),
-        (read_tokens_on_the_host, engine_is_right, TypeError, "early"),
-        (send_pages_in_place, links_take_the_pool, TypeError, "early"),
-    ],
+    all_deep_but(
+        1,
+        [
+            (wait_for_no_copy, ring_is_right, AssertionError, "late"),
+            (wait_for_no_copy, ring_is_right, AssertionError, "others_first"),
+            (report_arrivals_early, ring_is_right, AssertionError, "late"),
+            (copy_on_the_stream_that_computes, ring_is_right, AssertionError, "late"),
+            (reuse_the_staging_of_ids, ring_is_right, AssertionError, "late"),
+            (start_steps_before_restores, host_tier_is_right, AssertionError, "late"),
+            (save_what_has_not_left_the_pool, host_tier_is_right, AssertionError, "late"),
+            (reuse_the_ring, host_tier_is_right, AssertionError, "others_first"),
+            (read_results_early, engine_is_right, AssertionError, "late"),
+            (reuse_the_steps_buffer, engine_is_right, AssertionError, "late"),
+            (read_tokens_on_the_host, engine_is_right, TypeError, "early"),
+            (send_pages_in_place, links_take_the_pool, TypeError, "early"),
+        ],
+    ),
 )
 def test_a_mistake_shows(
     plant: Plant,

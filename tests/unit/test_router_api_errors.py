@@ -16,6 +16,7 @@ from baton.core.beam_search import BeamParams
 from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving
+from tests.support.deep import all_deep_but
 from tests.support.fake_ring import FakeRing
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
@@ -196,7 +197,9 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "message"), BAD_FIELDS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("fields", "param", "message"), all_deep_but(65, BAD_FIELDS), ids=lambda value: str(value)[:40]
+)
 async def test_bad_completion_fields(
     client: httpx.AsyncClient, ring: FakeRing, fields: dict[str, object], param: str, message: str
 ) -> None:
@@ -358,7 +361,7 @@ BAD_BODIES: list[tuple[bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "message"), BAD_BODIES, ids=lambda value: str(value[:20]))
+@pytest.mark.parametrize(("body", "message"), all_deep_but(5, BAD_BODIES), ids=lambda value: str(value[:20]))
 async def test_bad_bodies(client: httpx.AsyncClient, body: bytes, message: str) -> None:
     for path in (COMPLETIONS, CHAT, "/tokenize", "/detokenize"):
         response = await client.post(path, content=body, headers={"content-type": "application/json"})

@@ -18,6 +18,7 @@ from baton.grammar.vocabulary import GuidedVocabulary
 from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving
+from tests.support.deep import all_deep_but
 from tests.support.fake_ring import FakeRing
 from tests.support.scripted_ring import prompt_of, ring_of
 from tests.support.tiny_tokenizers import TOOL_TEMPLATE, byte_level_tokenizer
@@ -262,7 +263,7 @@ BAD_UNIT = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm", "u
     ids=["required", "one", "named"],
 )
 @pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("thinks", ["no", "may", "must"])
+@pytest.mark.parametrize("thinks", all_deep_but(1, ["no", "may", "must"]))
 async def test_a_call_that_must_be_made(
     tmp_path: Path,
     fields: dict[str, object],
@@ -387,7 +388,7 @@ FORMS: list[tuple[dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("held", all_deep_but(1, HELD))
 @pytest.mark.parametrize(("fields", "text"), FORMS, ids=lambda value: str(value)[:40])
 async def test_reasoning_comes_before_a_form(
     tmp_path: Path, fields: dict[str, object], text: str, held: str
@@ -427,7 +428,7 @@ async def test_no_reasoning_where_the_prompt_has_ended_it(tmp_path: Path) -> Non
     assert not accepts(tokenizer, ring, f"<think>a</think>{NO_ARGUMENTS}")
 
 
-@pytest.mark.parametrize(("fields", "text"), FORMS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("fields", "text"), all_deep_but(2, FORMS), ids=lambda value: str(value)[:40])
 async def test_calls_may_come_instead_of_a_form(tmp_path: Path, fields: dict[str, object], text: str) -> None:
     tokenizer = byte_level_tokenizer(tmp_path, template=TOOL_TEMPLATE)
     ring = ring_of(tokenizer, f"{PARIS}\n{ULM}")

@@ -30,6 +30,7 @@ from baton.router.shared.redis_store import BucketDelta, RedisStore, connect
 from baton.router.shared.state import SharedState
 from baton.router.shared.windows import Account
 from baton.telemetry.shared import SharedStateMetrics
+from tests.support.deep import all_deep_but
 from tests.support.local_worker import until
 from tests.support.redis_server import RedisServer, needs_redis
 
@@ -279,7 +280,7 @@ async def test_what_a_dead_router_had_under_way_goes_with_it(
 
 
 @needs_redis
-@pytest.mark.parametrize("fault", ["stopped", "killed", "full"])
+@pytest.mark.parametrize("fault", all_deep_but(1, ["stopped", "killed", "full"]))
 async def test_without_redis_no_request_fails_or_waits_and_limits_are_local(
     hasty: list[Router], redis_server: RedisServer, fault: str
 ) -> None:

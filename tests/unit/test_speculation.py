@@ -78,7 +78,7 @@ def steps(engine: Engine, *sequences: Sequence) -> list[list[SequenceOutput]]:
 
 class TestTokens:
     @pytest.mark.parametrize("params", [GREEDY, DRAWN, RULED], ids=["greedy", "drawn", "ruled"])
-    @pytest.mark.parametrize("fault", [0, 1, 2, 3, 7])
+    @pytest.mark.parametrize("fault", all_deep_but(3, [0, 1, 2, 3, 7]))
     @pytest.mark.parametrize("num_drafts", all_deep_but(1, [1, 4, 16]))
     def test_they_are_those_of_a_run_without_drafts(
         self, params: ResolvedSampling, fault: int, num_drafts: int
@@ -585,6 +585,7 @@ class TestAroundTheEngine:
             assert tokens == run_alone(ids, params)[: len(tokens)]
             assert decode.engine.generated_tokens < 150
 
+    @pytest.mark.deep
     def test_offline(self) -> None:
         plain, drafting = LLM("demo"), LLM("demo", speculative_method="ngram", num_speculative_tokens=8)
         asked = "What is a KV cache?"

@@ -35,6 +35,7 @@ from baton.roles.decode import FOR_PAGES, IN_LINE
 from baton.roles.prefill import PrefillRole
 from baton.router.dispatch.answers import Group
 from baton.router.fleet.worker_client import WorkerClient
+from tests.support.deep import all_deep_but
 from tests.support.fake_engine import run_alone
 from tests.support.local_worker import LocalWorker, answer, local_ring, until
 
@@ -42,7 +43,7 @@ PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
 LENGTH = 6
 
 
-@pytest.mark.parametrize("forgotten", ["_compute", "_send_blocks"])
+@pytest.mark.parametrize("forgotten", all_deep_but(1, ["_compute", "_send_blocks"]))
 async def test_it_is_given_up_and_done_again(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though decode says its last word again and again meanwhile: that is nothing that has come."""
     done = getattr(PrefillRole, forgotten)

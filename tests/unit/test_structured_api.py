@@ -138,6 +138,7 @@ def body(path: str, fields: dict[str, object]) -> dict[str, object]:
     return {**prompt, "max_tokens": 3, **fields}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_each_field_becomes_a_structured_output(
     client: httpx.AsyncClient, ring: FakeRing, path: str

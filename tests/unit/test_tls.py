@@ -203,6 +203,7 @@ class TestRing:
             assert len(tokens) == 5
             assert workers[1].decode.counters.committed == 1, "it was handed on"
 
+    @pytest.mark.deep
     async def test_a_router_of_another_authority_is_told_why(
         self, authority: Authority, stranger: Authority, caplog: pytest.LogCaptureFixture
     ) -> None:

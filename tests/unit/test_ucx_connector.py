@@ -137,6 +137,7 @@ async def test_a_piece_larger_than_pieces_are_ends_the_link(ends: RankEndpoints)
     assert not any(ends.target.bytes)
 
 
+@pytest.mark.deep
 async def test_what_nobody_posted_takes_no_memory_and_holds_nobody_up(ends: RankEndpoints) -> None:
     for tag in range(10, 20):
         ends.announce(tag, 64 << 20, last=True)

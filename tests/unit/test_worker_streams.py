@@ -174,6 +174,7 @@ async def test_a_link_that_cannot_be_closed_ends_the_worker(monkeypatch: pytest.
             await asyncio.wait_for(prefill.crashed.wait(), 5)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_worker_that_stood_still_fences_before_it_retires(
     hangs: bool, monkeypatch: pytest.MonkeyPatch
