@@ -18,6 +18,8 @@ from baton.telemetry.supervision import Supervision
 
 LOOK_S = 1.0
 """The time between two looks for connections that take too long, in seconds."""
+END_LOOK_S = 0.01
+"""The time between two looks for what is open still at the end, in seconds."""
 
 
 class HttpServer(uvicorn.Server):
@@ -48,14 +50,31 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, let open answers end, and close."""
-        for listener in self._listeners:
+        """Accept no more, let open answers end, and close. ``force_exit``, or the configuration's
+        ``timeout_graceful_shutdown``, ends the wait for them."""
+        for listener in (*self._listeners, *(sockets or ())):
             listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
         try:
-            await super().shutdown(sockets)
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                await self._answered()
+        except TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel()
         finally:
+            if not self.force_exit:
+                await self.lifespan.shutdown()
             if self._looking is not None:
                 self._looking.cancel()
+
+    async def _answered(self) -> None:
+        """Wait until connections are closed and requests are answered, as uvicorn does, which first lets a
+        tenth of a second pass."""
+        state = self.server_state
+        await asyncio.sleep(0)  # idle connections close in the next turn
+        while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110 - uvicorn tells of no event
+            await asyncio.sleep(END_LOOK_S)
 
     def _connection(self, slot: Slot, refusal: ApiError | None) -> Connection:
         return Connection(
