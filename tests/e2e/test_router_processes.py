@@ -15,6 +15,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -74,17 +75,17 @@ def answered(ring: Ring) -> dict[str, float]:
     return dict(found)
 
 
-def stream_into(ring: Ring, lengths: list[int]) -> None:
-    """One answer of LONG tokens; how many came with each event."""
+def stream_into(ring: Ring, events: list[dict[str, Any]]) -> None:
+    """One answer of LONG tokens; each event when it comes."""
     body = {"model": "demo", "prompt": "on and on", "max_tokens": LONG, "ignore_eos": True}
     asked = json.dumps(body | {"stream": True, "return_token_ids": True}).encode()
     request = urllib.request.Request(
         f"{ring.url}/v1/completions", asked, {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as events:
-        for line in events:
+    with urllib.request.urlopen(request, timeout=60) as lines:
+        for line in lines:
             if line.startswith(b"data: {"):
-                lengths.append(len(json.loads(line[6:])["choices"][0]["token_ids"]))
+                events.append(json.loads(line[6:]))
 
 
 def interrupt_group(parent: int, others: list[int]) -> None:
@@ -148,12 +149,14 @@ def test_a_process_that_dies_is_started_again_and_a_signal_ends_all(ring: Ring) 
         ask(ring)
     until(lambda: "ended by SIGKILL: it is started again" in ring.router.log.read_text())
     pids = children(ring)
-    lengths: list[int] = []
-    stream = threading.Thread(target=stream_into, args=(ring, lengths))
+    events: list[dict[str, Any]] = []
+    stream = threading.Thread(target=stream_into, args=(ring, events))
     stream.start()
-    until(lambda: bool(lengths))
+    until(lambda: bool(events))
     interrupt_group(ring.router.process.pid, pids)
     assert ring.router.process.wait(60) == 0
     stream.join()
-    assert sum(lengths) == LONG, "a stream that was open came to its end"
+    choices = [event["choices"][0] for event in events if "choices" in event]
+    got = sum(len(choice["token_ids"]) for choice in choices)
+    assert got == LONG, f"a stream that was open came to its end: {events[-3:]}"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
