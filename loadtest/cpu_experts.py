@@ -27,7 +27,7 @@ from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.routing import route
 from baton_kernels.routing_rule import Routing
 from loadtest.code_weights import FORMS, Form
-from loadtest.cpu_kernels import BEYOND_CACHES, read_bandwidth, timed
+from loadtest.cpu_kernels import add_sizes, read_bandwidth, timed
 
 SHAPES = ((8, 768, 256, 2), (128, 1024, 384, 8))
 """(experts, hidden, inner, experts of a token)."""
@@ -38,10 +38,10 @@ ROUNDS = 32
 
 
 def packed_experts(
-    experts: int, hidden: int, inner: int, dtype: torch.dtype, form: Form | None
+    experts: int, hidden: int, inner: int, dtype: torch.dtype, form: Form | None, beyond: int
 ) -> list[PackedExperts]:
-    """Return layers of experts that together are larger than the caches."""
-    count = max(1, BEYOND_CACHES // (3 * experts * hidden * inner * dtype.itemsize))
+    """Return layers of experts that together have ``beyond`` bytes, or one."""
+    count = max(1, beyond // (3 * experts * hidden * inner * dtype.itemsize))
     made = []
     for _ in range(count):
         shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
@@ -51,11 +51,11 @@ def packed_experts(
 
 
 def packed_mlps(
-    hidden: int, inner: int, dtype: torch.dtype, form: Form | None
+    hidden: int, inner: int, dtype: torch.dtype, form: Form | None, beyond: int
 ) -> list[tuple[PackedWeight, PackedWeight]]:
-    """Return MLPs that together are larger than the caches."""
+    """Return MLPs that together have ``beyond`` bytes, or one."""
     made = []
-    for _ in range(max(1, BEYOND_CACHES // (3 * hidden * inner * dtype.itemsize))):
+    for _ in range(max(1, beyond // (3 * hidden * inner * dtype.itemsize))):
         both, last = (_weight((1, *shape), dtype, form) for shape in ((2 * inner, hidden), (hidden, inner)))
         gate_up = PackedWeight.of(_first(both), gated=True, dtype=dtype, activation=SILU)
         down = PackedWeight.of(_first(last), dtype=dtype)
@@ -73,14 +73,14 @@ def _first(weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
 
 
 def rows_of(
-    sizes: tuple[int, int, int, int], dtype: torch.dtype, form: Form | None, bandwidth: float
+    sizes: tuple[int, int, int, int], dtype: torch.dtype, form: Form | None, bandwidth: float, beyond: int
 ) -> list[list[str]]:
-    """Return a row of the table for each number of ``TOKENS``. ``bandwidth``: of reading memory, in
-    bytes/s."""
+    """Return a row of the table for each number of ``TOKENS``. ``bandwidth``: of reading memory, in bytes/s;
+    ``beyond``: the bytes of weights that take turns."""
     experts, hidden, inner, top_k = sizes
     routing = Routing(top_k, renormalize=True)
-    ours = cycle(packed_experts(experts, hidden, inner, dtype, form))
-    dense = cycle(packed_mlps(hidden, top_k * inner, dtype, form))
+    ours = cycle(packed_experts(experts, hidden, inner, dtype, form, beyond))
+    dense = cycle(packed_mlps(hidden, top_k * inner, dtype, form, beyond))
     one = _weight((64, hidden), dtype, form)
     bytes_of_one = one.nbytes / (64 * hidden)
     rows = []
@@ -125,10 +125,12 @@ def main() -> None:
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16" if has_bfloat16() else "float32"
     )
     parser.add_argument("--form", choices=FORMS, help="of the weights; default: those of the type")
+    add_sizes(parser)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
+    beyond: int = chosen.megabytes << 20
     console = Console(width=120)
-    bandwidth = read_bandwidth()
+    bandwidth = read_bandwidth(beyond)
     console.print(f"memory read: {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
     dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[chosen.dtype]
     table = Table(
@@ -138,8 +140,8 @@ def main() -> None:
     for column in (*columns, "dense us", "route us"):
         table.add_column(column, justify="right")
     with torch.inference_mode():
-        for sizes in SHAPES:
-            for row in rows_of(sizes, dtype, FORMS.get(chosen.form), bandwidth):
+        for sizes in SHAPES[: chosen.shapes]:
+            for row in rows_of(sizes, dtype, FORMS.get(chosen.form), bandwidth, beyond):
                 table.add_row(*row)
     console.print(table)
 

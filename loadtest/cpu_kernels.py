@@ -35,6 +35,7 @@ from baton_kernels.paged import Chunk, PagedBatch
 from loadtest.code_weights import FORMS, Form
 
 BEYOND_CACHES = 300 << 20
+"""Bytes that no cache of a core holds."""
 SHAPES = ((768, 2304), (768, 4096), (2048, 768), (896, 9728), (4864, 896), (896, 151_936))
 """(inputs, outputs) of the projections of the models of loadtest.shapes."""
 ROWS = (1, 8, 32, 512)
@@ -61,9 +62,9 @@ def timed(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     return [statistics.median(own[1:]) for own in times]
 
 
-def read_bandwidth() -> float:
-    """Return the bandwidth of summing memory, in bytes/s."""
-    memory = torch.ones(BEYOND_CACHES // 8, dtype=torch.int64)
+def read_bandwidth(beyond: int = BEYOND_CACHES) -> float:
+    """Return the bandwidth of summing ``beyond`` bytes of memory, in bytes/s."""
+    memory = torch.ones(beyond // 8, dtype=torch.int64)
     [seconds] = timed([memory.sum], 7)
     return memory.nbytes / seconds
 
@@ -79,12 +80,14 @@ class Matmul:
     """The times of our kernel with quantized weights."""
 
 
-def matmuls(inputs: int, outputs: int, dtype: torch.dtype, forms: Sequence[Form]) -> Iterator[Matmul]:
-    """Yield the times for each number of ``ROWS``."""
-    count = max(1, BEYOND_CACHES // (inputs * outputs * dtype.itemsize))
+def matmuls(
+    inputs: int, outputs: int, dtype: torch.dtype, forms: Sequence[Form], beyond: int
+) -> Iterator[Matmul]:
+    """Yield the times for each number of ``ROWS``. ``beyond``: the bytes of weights that take turns."""
+    count = max(1, beyond // (inputs * outputs * dtype.itemsize))
     weights = [torch.randn(outputs, inputs).to(dtype) for _ in range(count)]
     ours = cycle(_there(PackedWeight.of(weight) for weight in weights))
-    in_forms = [cycle(packed(form, outputs, inputs, dtype)) for form in forms]
+    in_forms = [cycle(packed(form, outputs, inputs, dtype, beyond)) for form in forms]
     for rows in ROWS:
         x = torch.randn(rows, inputs).to(dtype)
         theirs = cycle([torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights])
@@ -102,10 +105,10 @@ def times(weights: Iterator[PackedWeight], x: Tensor) -> Callable[[], Tensor]:
     return lambda: next(weights).multiply(x)
 
 
-def packed(form: Form, outputs: int, inputs: int, dtype: torch.dtype) -> list[PackedWeight]:
-    """Return weights of this form that together are larger than the caches."""
+def packed(form: Form, outputs: int, inputs: int, dtype: torch.dtype, beyond: int) -> list[PackedWeight]:
+    """Return weights of this form that together have ``beyond`` bytes, or one."""
     first = form.random(outputs, inputs)
-    weights = (form.random(outputs, inputs) for _ in range(BEYOND_CACHES // first.nbytes))
+    weights = (form.random(outputs, inputs) for _ in range(beyond // first.nbytes))
     return _there(PackedWeight.of(weight, dtype=dtype) for weight in (first, *weights))
 
 
@@ -174,6 +177,14 @@ def prefill(
     return [4 * int(sees.sum()) * heads * dim / each for each in seconds]
 
 
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the options of how much is measured, ``shapes`` and ``megabytes``."""
+    parser.add_argument("--shapes", type=int, help="the first so many of each table; default: all")
+    parser.add_argument(
+        "--megabytes", type=int, default=BEYOND_CACHES >> 20, help="of weights: more than the caches hold"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -182,10 +193,12 @@ def main() -> None:
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16" if has_bfloat16() else "float32"
     )
+    add_sizes(parser)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
+    beyond: int = chosen.megabytes << 20
     console = Console(width=120)
-    console.print(f"memory read: {read_bandwidth() / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
+    console.print(f"memory read: {read_bandwidth(beyond) / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
     numbers: str = chosen.dtype
     dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[numbers]
     table = Table(title=f"matmul, {numbers}", title_justify="left")
@@ -194,8 +207,8 @@ def main() -> None:
     for column in (*columns, *(part for name in names for part in (f"{name} us", "speed-up"))):
         table.add_column(column, justify="right")
     with torch.inference_mode():
-        for inputs, outputs in SHAPES:
-            for found in matmuls(inputs, outputs, dtype, [FORMS[name] for name in names]):
+        for inputs, outputs in SHAPES[: chosen.shapes]:
+            for found in matmuls(inputs, outputs, dtype, [FORMS[name] for name in names], beyond):
                 rows, size = found.rows, inputs * outputs
                 table.add_row(
                     f"{inputs} x {outputs}",
@@ -217,7 +230,7 @@ def main() -> None:
     told = [column for size in sizes for column in (str(size), "over FP8")]
     for column in ("heads/KV heads/size", "sequences", "tokens of each", *told):
         table.add_column(column, justify="right")
-    for heads, kv_heads, dim, rows, context in CONTEXTS:
+    for heads, kv_heads, dim, rows, context in CONTEXTS[: chosen.shapes]:
         rates = [decode(heads, kv_heads, dim, rows, context, size, dtype) for size in sizes]
         shape = f"{heads}/{kv_heads}/{dim}"
         told = [cell for rate, gain in rates for cell in (f"{rate / 1e9:.1f}", f"x {gain:.2f}")]
@@ -226,7 +239,7 @@ def main() -> None:
     table = Table(title=f"prefill attention, {numbers}", title_justify="left")
     for column in ("heads/KV heads/size", "chunk", "context", "GFLOP/s", "torch's", "of it"):
         table.add_column(column, justify="right")
-    for heads, kv_heads, dim, length, context in CHUNKS:
+    for heads, kv_heads, dim, length, context in CHUNKS[: chosen.shapes]:
         ours, theirs = prefill(heads, kv_heads, dim, length, context, dtype)
         rates_told = (f"{ours / 1e9:.0f}", f"{theirs / 1e9:.0f}", f"{ours / theirs:.2f}")
         table.add_row(f"{heads}/{kv_heads}/{dim}", str(length), str(context), *rates_told)

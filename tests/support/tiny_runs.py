@@ -39,8 +39,8 @@ RUNS: Mapping[str, TinyRun] = MappingProxyType(
     {
         "loadtest.chaos": TinyRun("--connector tcp --rounds 2 --clients 3 --logs {scratch}"),
         "loadtest.connectors": TinyRun("--kinds tcp --cases 8B --rounds 1"),
-        "loadtest.cpu_experts": TinyRun("--threads 1"),
-        "loadtest.cpu_kernels": TinyRun("--threads 1 --forms int8 --block-sizes 16"),
+        "loadtest.cpu_experts": TinyRun("--threads 1 --shapes 1 --megabytes 8"),
+        "loadtest.cpu_kernels": TinyRun("--threads 1 --forms int8 --block-sizes 16 --shapes 1 --megabytes 8"),
         "loadtest.cpu_steps": TinyRun("--models llama-tiny --sequences 1,2 --repeats 1 --threads 1"),
         "loadtest.dense_steps": TinyRun(
             "--before {tree} --models llama-tiny --sequences 1 --threads 1 --rounds 2 --restarts 1"
