@@ -158,5 +158,6 @@ def test_a_process_that_dies_is_started_again_and_a_signal_ends_all(ring: Ring) 
     stream.join()
     choices = [event["choices"][0] for event in events if "choices" in event]
     got = sum(len(choice["token_ids"]) for choice in choices)
-    assert got == LONG, f"a stream that was open came to its end: {events[-3:]}"
+    ended = f"{events[-3:]}\n{ring.router.log.read_text()[-5000:]}"
+    assert got == LONG, f"a stream that was open did not come to its end: {ended}"
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
