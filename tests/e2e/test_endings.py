@@ -98,4 +98,4 @@ async def test_streams_that_a_drain_cuts_are_one_line(tmp_path: Path) -> None:
         assert router.process.wait(60) == 0
         log = router.log.read_text()
         assert "Traceback" not in log
-        assert log.count("Cancel 3 running task(s)") == 1
+        assert log.count("3 open requests are cut") == 1

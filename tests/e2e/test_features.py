@@ -263,7 +263,7 @@ async def test_drafts_change_nothing(
     assert accepted(rings[ring]) > before
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", all_deep_but(1, PATHS))
 async def test_the_handoffs_went_over_it(rings: Mapping[str, Ring], path: str) -> None:
     [prefill] = rings[path].of_role("prefill")
     sent = {

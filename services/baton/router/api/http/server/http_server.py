@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 from typing import NoReturn
@@ -15,6 +16,8 @@ from baton.router.api.http.server.connection import Connection
 from baton.router.api.http.server.listener import HttpListener
 from baton.router.api.http.server.slots import ConnectionSlots, Slot
 from baton.telemetry.supervision import Supervision
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """The time between two looks for connections that take too long, in seconds."""
@@ -60,6 +63,7 @@ class HttpServer(uvicorn.Server):
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
                 await self._answered()
         except TimeoutError:
+            log.error("the time to drain is over: %d open requests are cut", len(self.server_state.tasks))
             for task in self.server_state.tasks:
                 task.cancel()
         finally:
