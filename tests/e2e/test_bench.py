@@ -91,6 +91,7 @@ async def test_a_sweeps_ring_starts_and_leaves_nothing() -> None:
     assert not [child for child in ours if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.deep
 async def test_a_ring_that_cannot_start_says_why() -> None:
     rings = LocalRings(WorkerConfig(role="both", model="/nowhere"), ["cpu"])
     with pytest.raises(StartError, match=r"did not start: .*/nowhere"):

@@ -63,6 +63,7 @@ def test_a_second_signal_leaves_it_less_time(tmp_path: Path) -> None:
     router.stop()
 
 
+@pytest.mark.deep
 def test_a_worker_that_does_not_end_says_why_and_ends(tmp_path: Path) -> None:
     worker = Service("worker", ("task", *WORKER), tmp_path / "log", PROGRAM)
     assert ended_after(worker, signal.SIGTERM) < DRAIN_S + MAX_END_S + SLACK_S

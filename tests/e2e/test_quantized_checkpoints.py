@@ -84,6 +84,7 @@ async def test_answers_are_transformers(name: str, tmp_path: Path) -> None:
     assert [[answer.token_ids] for answer in answers] == [one.answers for one in asked]
 
 
+@pytest.mark.deep
 async def test_other_weights_of_a_model_are_paired_by_name_alone(tmp_path: Path) -> None:
     """Prefill in FP8 hands over to decode in INT4 if both have a ``--kv-revision``, the same; decode answers
     alone otherwise."""

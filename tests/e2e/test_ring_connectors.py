@@ -117,7 +117,7 @@ class Over:
 @pytest.fixture(
     scope="module",
     params=all_deep_but(
-        2,
+        1,
         [
             pytest.param(Over("tcp"), id="tcp"),
             pytest.param(Over("ucx"), id="ucx", marks=without_ucxx),

@@ -297,6 +297,7 @@ class RingMachine(RuleBasedStateMachine):
         assert not self.ring.attempts.searches
 
 
+@pytest.mark.deep
 def test_every_client_gets_exactly_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     # The order is random: a request may be there whenever workers die.
     monkeypatch.setattr("baton.router.dispatch.suspects.SUSPECT_AFTER", 10**9)

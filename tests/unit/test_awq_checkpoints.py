@@ -25,6 +25,8 @@ from tests.support.packed_models import (
 )
 from tests.support.tiny_models import Recipe
 
+pytestmark = pytest.mark.deep
+
 CONFIG: dict[str, object] = {
     "quant_method": "awq",
     "bits": 4,

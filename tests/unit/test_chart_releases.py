@@ -16,6 +16,8 @@ from tests.support.chart import CHART, RenderError
 from tests.support.deep import all_deep_but
 from tests.support.fake_control_plane import Helm, RefusedError, control_plane
 
+pytestmark = pytest.mark.deep
+
 Object = dict[str, Any]
 REDIS: Object = {"redis": {"mode": "bundled"}}
 

@@ -777,6 +777,7 @@ class TestOtherProcess:
         finally:
             gc.enable()
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("stopped", all_deep_but(1, [False, True]), ids=["sending", "stopped"])
     async def test_nothing_is_written_after_the_close(self, other: Other, stopped: bool) -> None:
         await other.until_under_way()

@@ -21,6 +21,8 @@ from baton_kernels.state_pages import LayerStates
 from tests.support.deep import all_deep_but
 from tests.support.delta_cases import LAYERS, PagedStates, random_inputs
 
+pytestmark = pytest.mark.deep
+
 Compute = Callable[[DeltaLayer, DeltaInputs, LayerStates, StateRows], Tensor]
 COMPUTE: dict[str, Compute] = {"default": linear_attention, "plain": delta_plain.linear_attention}
 NATIVE = [name for name in LAYERS if not name.endswith("odd")]

@@ -33,6 +33,8 @@ from tests.support.packed_models import (
     save_packed,
 )
 
+pytestmark = pytest.mark.deep
+
 CONFIG: dict[str, object] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
 Q, K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
 DOWN = "model.layers.0.mlp.down_proj"

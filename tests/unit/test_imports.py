@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep  # `make lint` runs it too
+
 ROOT = Path(__file__).parents[2]
 SERVICES = ROOT / "services"
 

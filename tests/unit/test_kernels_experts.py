@@ -29,6 +29,8 @@ from baton_kernels.cuda.tuned import Tiling, TuningError
 from tests.support.fake_cuda.device import FakeCuda
 from tests.support.interpreted import expert_shapes, experts, many_experts, routing
 
+pytestmark = pytest.mark.deep
+
 
 def shape_of(tensors: ExpertTensors, arch: int = 90) -> expert_shapes.ExpertShape:
     count, hidden, inner = tensors.down.shape

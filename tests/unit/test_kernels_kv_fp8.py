@@ -26,6 +26,8 @@ if torch.cuda.is_available():
 
 from tests.support.interpreted import attention, shapes
 
+pytestmark = pytest.mark.deep
+
 ARCHS = (80, 90)
 SCALES = KVScales(0.25, 1.7)
 CASES: Mapping[str, Case] = MappingProxyType(

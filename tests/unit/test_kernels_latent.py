@@ -21,6 +21,8 @@ if torch.cuda.is_available():
 
 from tests.support.interpreted import latent, shapes
 
+pytestmark = pytest.mark.deep
+
 FEW = shapes.Device(processors=3, arch=90)
 CASES = {
     "decode": LatentCase(16, 576, 512, 16, (1, 17, 30)),

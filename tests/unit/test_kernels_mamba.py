@@ -20,6 +20,8 @@ from baton_kernels.reference import reference_convolved, reference_gated_norm, r
 from baton_kernels.state_pages import LayerStates
 from tests.support.deep import all_deep_but
 
+pytestmark = pytest.mark.deep
+
 SIZES = {
     "whole vectors": MambaSizes(units=2, heads=3, head_dim=64, groups=2, state_dim=128, conv_kernel=4),
     "odd": MambaSizes(units=3, heads=2, head_dim=10, groups=3, state_dim=7, conv_kernel=3),

@@ -26,6 +26,8 @@ from tests.support.fake_cuda.device import FakeCuda
 from tests.support.interpreted import expert_shapes, products, quantized, shapes
 from tests.support.interpreted import experts as cuda_experts
 
+pytestmark = pytest.mark.deep
+
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}
 DTYPES = tuple(TOLERANCE)
 CLAMPED = Activation("clamped_swiglu", 0.7)

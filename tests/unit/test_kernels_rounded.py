@@ -21,6 +21,8 @@ if torch.cuda.is_available():
 
 from tests.support.interpreted import products, quantized, rounding, rows, shapes
 
+pytestmark = pytest.mark.deep
+
 HOPPER = shapes.Device(4, 90)
 FIXED = torch.tensor(0.02)
 ROUNDINGS = {

@@ -32,6 +32,8 @@ if torch.cuda.is_available():
 
 from tests.support.interpreted import rotary, rows, whole_norm
 
+pytestmark = pytest.mark.deep
+
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 

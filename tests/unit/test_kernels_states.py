@@ -36,6 +36,8 @@ if torch.cuda.is_available():
 from tests.support.deep import all_deep_but
 from tests.support.interpreted import causal_conv, delta_rule, mamba
 
+pytestmark = pytest.mark.deep
+
 CHUNKS = ([3, 18, 1], [17, 2])
 """Segments shorter than a convolution, and longer than a piece."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}

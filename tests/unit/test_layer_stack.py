@@ -31,6 +31,8 @@ from tests.support.paged_steps import Case, lay_out
 from tests.support.threads import in_threads
 from tests.support.tiny_models import ModelDir
 
+pytestmark = pytest.mark.deep
+
 CLAMPED = Activation("clamped_swiglu", number=1.0)
 Rotation = tuple[Tensor, Tensor]
 NAMES = ("llama", "llama-biased-mqa", "llama-dynamic", "qwen2-window", "qwen3", "qwen3-biased-window")

@@ -102,6 +102,7 @@ def llm(path: Path) -> Iterator[LLM]:
 class TestTensorParallel:
     """All on one engine of two ranks, beside one that is not split."""
 
+    @pytest.mark.deep
     def test_chunks_batches_and_preemption(self, llm: LLM, path: Path) -> None:
         preemptions = llm.engine.stats().scheduler.preemptions
         check_parity(llm, path, (1, 5, 16, 17, 90, 150, 200))

@@ -231,6 +231,7 @@ async def test_a_body_that_takes_too_long_is_refused(pools: Pools) -> None:
         assert await pool.prepare(EVIL, *body(READ[0]))
 
 
+@pytest.mark.deep
 async def test_a_body_that_takes_too_much_memory_is_refused(
     pools: Pools, registry: CollectorRegistry
 ) -> None:
@@ -321,6 +322,7 @@ def chat(model: str = "tiny", text: str = "hi") -> bytes:
     return json.dumps({"model": model, "messages": [{"role": "user", "content": text}], "seed": 1}).encode()
 
 
+@pytest.mark.deep
 async def test_a_template_has_bounds_however_it_is_written(tmp_path: Path, pools: Pools) -> None:
     template = "{% set told = messages[0].content %}" + "".join(
         f"{{% if told == '{name}' %}}{source}{{% endif %}}" for name, source in SPELLINGS.items()

@@ -21,6 +21,8 @@ from tests.support.fake_engine import run
 from tests.support.heads import save_eagle, save_medusa
 from tests.support.tiny_models import TINY_MODELS
 
+pytestmark = pytest.mark.deep
+
 GREEDY = ResolvedSampling(max_tokens=24, temperature=0.0, ignore_eos=True)
 DRAWN = ResolvedSampling(max_tokens=24, seed=3, temperature=0.9, top_p=0.95, repetition_penalty=1.1)
 SAVE: dict[Method, Callable[..., Path]] = {"medusa": save_medusa, "eagle": save_eagle}

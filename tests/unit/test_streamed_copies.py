@@ -31,6 +31,8 @@ from tests.support.fake_cuda.device import FakeCuda
 from tests.support.fake_cuda.streams import Order
 from tests.support.fake_engine import FakeModel, run
 
+pytestmark = pytest.mark.deep
+
 BLOCK = (1, 1, 2, 4, 4)
 
 

@@ -23,6 +23,8 @@ from tests.support.deep import all_deep_but
 from tests.support.fake_engine import run
 from tests.support.tiny_models import ModelDir
 
+pytestmark = pytest.mark.deep
+
 MODELS = {
     "mistral": "windows alone",
     "gemma3": "windows beside full layers",

@@ -26,6 +26,8 @@ from baton.transport.ucx import _AM, _GET, UcxConnector, _Hello
 from tests.support.fake_cuda.device import FakeCuda
 from tests.support.links import within
 
+pytestmark = pytest.mark.deep
+
 pytest.importorskip("ucxx")
 
 OVER_TCP = {"TLS": "tcp"}
