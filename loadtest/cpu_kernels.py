@@ -35,7 +35,7 @@ from baton_kernels.paged import Chunk, PagedBatch
 from loadtest.code_weights import FORMS, Form
 
 BEYOND_CACHES = 300 << 20
-"""Bytes that no cache of a core holds."""
+"""The size of memory that the caches of no core hold, in bytes."""
 SHAPES = ((768, 2304), (768, 4096), (2048, 768), (896, 9728), (4864, 896), (896, 151_936))
 """(inputs, outputs) of the projections of the models of loadtest.shapes."""
 ROWS = (1, 8, 32, 512)
