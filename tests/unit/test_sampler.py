@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling.philox import exponentials, philox4x32
-from baton.engine.sampling.sampler import BUCKET, SORTED, filter_thresholds, sample
+from baton.engine.sampling.sampler import BUCKET, PARTED, SORTED, filter_thresholds, sample
 
 
 def params(**kwargs: float | int) -> ResolvedSampling:
@@ -242,3 +242,14 @@ def test_sorting_all_leaves_what_selecting_leaves(top_k: int, top_p: float) -> N
         before = weights.cumsum(0) - weights
         inside = kept[before < top_p * weights.sum()] if top_p < 1 else kept
         assert threshold.item() == pytest.approx(inside[-1].item(), abs=1e-6)
+
+
+def test_a_wide_top_k_leaves_the_greatest_of_each_row() -> None:
+    """Rows of different widths, and rows without a filter, are in one batch."""
+    widths = [0, 1, PARTED - 1, PARTED, 300, 511, 300, 0]
+    scaled = random_logits(len(widths), 512)
+    told = filter_thresholds(scaled, [params(top_k=width) for width in widths])
+    assert told is not None
+    ordered = scaled.sort(descending=True).values
+    for row, width in enumerate(widths):
+        assert float(told[row]) == (float(ordered[row, width - 1]) if width else -math.inf)

@@ -36,6 +36,8 @@ from baton_kernels.transfers import to_device
 
 BUCKET = 128
 """The number of adjacent token ids that run together first."""
+PARTED = 100
+"""The least number of greatest values of which a CPU finds the last sooner without finding the others."""
 SORTED = 256
 """The number of greatest values from which on sorting all is quicker than selecting them, on a CPU."""
 
@@ -129,20 +131,24 @@ def _columns_of(params: Sequence[ResolvedSampling]) -> NDArray[np.int64]:
 def filter_thresholds(scaled: Tensor, params: Sequence[ResolvedSampling]) -> Tensor | None:
     """The least logit that the filters leave to each row: [R, 1], or None when no row filters.
 
-    ``scaled`` [R, V] are logits after temperature. Only rows with a top-p and no top-k cost a sort.
+    ``scaled`` [R, V] are logits after temperature. Only rows with a top-p cost a sort, of the vocabulary if
+    they have no top-k.
     """
     vocab = scaled.shape[-1]
     with_k = [row for row, p in enumerate(params) if 0 < p.top_k < vocab]
+    k_alone = [row for row in with_k if params[row].top_p >= 1]
+    k_and_p = [row for row in with_k if params[row].top_p < 1]
     with_p = [row for row, p in enumerate(params) if not 0 < p.top_k < vocab and p.top_p < 1]
     with_min_p = any(p.min_p > 0 for p in params)
     if not (with_k or with_p or with_min_p):
         return None
     thresholds = scaled.new_full((len(params), 1), -math.inf)
-    if with_k:
-        widest = max(params[row].top_k for row in with_k)
-        ordered = _greatest(scaled[with_k], widest)
-        keep = [params[row].top_k for row in with_k]
-        thresholds[with_k] = _nucleus(ordered, keep, [params[row].top_p for row in with_k])
+    if k_alone:
+        thresholds[k_alone] = _least_of_greatest(scaled[k_alone], [params[row].top_k for row in k_alone])
+    if k_and_p:
+        keep = [params[row].top_k for row in k_and_p]
+        ordered = _greatest(scaled[k_and_p], max(keep))
+        thresholds[k_and_p] = _nucleus(ordered, keep, [params[row].top_p for row in k_and_p])
     if with_p:
         ordered = _greatest(scaled[with_p], vocab)
         thresholds[with_p] = _nucleus(ordered, [vocab] * len(with_p), [params[row].top_p for row in with_p])
@@ -160,6 +166,21 @@ def _greatest(values: Tensor, count: int) -> Tensor:
     # A sort by numpy takes a fifth of the time of torch's, which keeps the places of the values too.
     ascending = torch.from_numpy(np.sort(values.neg().numpy(), axis=-1))
     return ascending[:, :count].neg()
+
+
+def _least_of_greatest(values: Tensor, counts: list[int]) -> Tensor:
+    """The least of the ``counts`` greatest of each row of ``values`` [R, V]. [R, 1]."""
+    widest = max(counts)
+    if values.device.type != "cpu" or widest < PARTED:
+        places = torch.tensor(counts, device=values.device)[:, None] - 1
+        return values.topk(widest, dim=-1).values.gather(1, places)
+    found = np.empty((len(counts), 1), np.float32)
+    descending = values.neg().numpy()
+    of_rows = np.array(counts)
+    for count in set(counts):
+        rows = of_rows == count
+        found[rows] = np.partition(descending[rows], count - 1, axis=-1)[:, count - 1 : count]
+    return torch.from_numpy(found).neg()
 
 
 def _nucleus(ordered: Tensor, keep: list[int], top_p: list[float]) -> Tensor:
