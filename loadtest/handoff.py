@@ -231,10 +231,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="cores of prefill, and of the one worker")
     parser.add_argument("--json", type=Path, help="a file for every sample")
+    parser.add_argument("--layers", type=int, default=LLAMA["num_hidden_layers"], help="of the random model")
     args = parser.parse_args()
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as tmp:
-        model = save_shape(Path(tmp) / MODEL, **LLAMA)
+        model = save_shape(Path(tmp) / MODEL, **{**LLAMA, "num_hidden_layers": args.layers})
         title = f"{num_parameters(model) / 1e6:.0f} M parameters, {args.threads} core(s) to prefill"
         for connector, tokens in product(args.connector.split(","), map(int, args.tokens.split(","))):
             results.append(measure(Path(tmp), model, connector, tokens, args.repeats, args.threads))

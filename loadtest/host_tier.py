@@ -109,9 +109,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--role", choices=ROLES, default="both", help="one worker, or prefill and decode")
+    parser.add_argument("--layers", type=int, default=LLAMA["num_hidden_layers"], help="of the random model")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
-        model = save_shape(Path(tmp) / MODEL, **LLAMA)
+        model = save_shape(Path(tmp) / MODEL, **{**LLAMA, "num_hidden_layers": args.layers})
         title = f"{num_parameters(model) / 1e6:.0f} M parameters, {args.role}, medians of {args.repeats}"
         table = Table("prompt", "server", "TTFT, new", "TTFT, evicted and asked again", title=title)
         for column in ("of recomputing", "tokens not computed", "blocks restored in all"):
