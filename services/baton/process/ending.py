@@ -32,6 +32,20 @@ def end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
+async def end_process_in_loop(status: int) -> NoReturn:
+    """End the process from its event loop: first its other tasks, then what the loop's executor runs.
+
+    The loop is not closed. Closing one under which gRPC ran has hung (seen once, on a busy core, in
+    ``asyncio.Runner.close``): it kept the GIL, so that nothing could say on what it waited.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
+    end_process(status)
+
+
 def end_process_after(seconds: float, status: int = EXIT_HUNG) -> None:
     """End the process by force unless it has ended in order after ``seconds``. The stacks of all threads and
     of the running event loop's tasks are logged first."""

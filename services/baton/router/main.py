@@ -26,7 +26,7 @@ from baton.net import grpc_wakeups, sockets
 from baton.net.channels import Dialer, add_port
 from baton.net.https import FollowingContext
 from baton.process import descriptors, logs, options
-from baton.process.ending import MAX_END_S, end_process_after
+from baton.process.ending import MAX_END_S, end_process_after, end_process_in_loop
 from baton.process.options import ModelError, StartError
 from baton.process.ready import RouterReady, announce
 from baton.request.defaults import SamplingDefaults
@@ -103,7 +103,7 @@ BEAT_S = 1.0
 
 
 def run(config: RouterConfig) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit status.
+    """Serve until SIGTERM or SIGINT, and end the process, or return the exit status of several.
 
     Raises StartError, with one line for a person, when the tokenizer cannot be loaded or a port cannot be
     bound.
@@ -118,10 +118,18 @@ def run(config: RouterConfig) -> int:
     return _serve_place(config, None)
 
 
-def _serve_place(config: RouterConfig, place: ProcessSlot | None) -> int:
-    """Serve as one process. ``place``: the process's slot; None if it is the only one."""
+def _serve_place(config: RouterConfig, place: ProcessSlot | None) -> NoReturn:
+    """Serve as one process, and end it. ``place``: the process's slot; None if it is the only one."""
     models = [_load(each) for each in each_model(config)]
-    return uvloop.run(_serve(config, models, place))
+    uvloop.run(_serve_and_end(config, models, place))
+    raise AssertionError("the process has not ended")
+
+
+async def _serve_and_end(
+    config: RouterConfig, models: Sequence[_Model], place: ProcessSlot | None
+) -> NoReturn:
+    await _serve(config, models, place)
+    await end_process_in_loop(0)
 
 
 class _Model(NamedTuple):
@@ -159,7 +167,7 @@ def _marker_faults(config: RouterConfig, tokenizer: Tokenizer) -> list[str]:
     )
 
 
-async def _serve(config: RouterConfig, models: Sequence[_Model], place: ProcessSlot | None) -> int:
+async def _serve(config: RouterConfig, models: Sequence[_Model], place: ProcessSlot | None) -> None:
     grpc_wakeups.take_all()
     siblings = Siblings(place)
     metrics = RouterMetrics(CollectorRegistry(), config.targets, vllm_names=config.vllm_metric_names)
@@ -254,7 +262,6 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: ProcessS
         await draining
         last.should_exit = True
         await serving_last
-    return 0
 
 
 def _watch_loop(

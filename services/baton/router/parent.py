@@ -19,6 +19,7 @@ from multiprocessing.context import ForkProcess
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import NoReturn
 
 from baton.net import sockets
 from baton.process import options
@@ -43,8 +44,8 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 
 Listen = Callable[[RouterConfig, bool], socket.socket]
 """Opens a listener on the HTTP port. True: the port is shared with other listeners."""
-Serve = Callable[[RouterConfig, ProcessSlot], int]
-"""Runs one process until it is told to stop. Returns its exit status."""
+Serve = Callable[[RouterConfig, ProcessSlot], NoReturn]
+"""Runs one process until it is told to stop, and ends it. Raises UserError if it cannot start."""
 
 
 @dataclass(slots=True)
@@ -186,11 +187,10 @@ class Parent:
             if seat.index != place.index:
                 seat.listener.close()
         try:
-            status = self._serve(self._config, place)
+            self._serve(self._config, place)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
-            status = 1
-        end_process(status)
+            end_process(1)
 
 
 def _beat(at: Synchronized[float]) -> None:
