@@ -26,7 +26,7 @@ PATHS = (
     pytest.param("ucx", marks=pytest.mark.skipif(not UCXX, reason="ucxx is not installed")),
     pytest.param("nixl", marks=needs_nixl),
 )
-MAX_ASKED = 4
+MAX_ASKED = 12
 """Whether requests meet in the pool is a matter of when they come."""
 PROMPT = "A KV block holds the keys and values of some tokens of a sequence. "
 KINDS: tuple[dict[str, Any], ...] = (
