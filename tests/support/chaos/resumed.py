@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -160,11 +159,11 @@ class ResumedStreams(Streams):
                 await asyncio.sleep(0.1)
 
     async def _stop_worker(self, victim: Service) -> None:
-        victim.process.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(victim.freeze)
         try:
             await self._until_serving(len(self._ring.of_role("decode")) - 1)
         finally:
-            victim.process.send_signal(signal.SIGCONT)
+            victim.thaw()
         self.report.events[STOP] += 1
 
     async def _client(self, http: httpx.AsyncClient, questions: Sequence[Question]) -> None:
