@@ -43,7 +43,7 @@ CONNECTORS = (
 HERE = ("--host", "::1")
 
 
-@pytest.fixture(scope="module", params=all_deep_but(1, CONNECTORS))
+@pytest.fixture(scope="module", params=all_deep_but(CONNECTORS[2:3], CONNECTORS))
 def ring(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """Decode has two ranks."""
     with running_ring(
