@@ -49,5 +49,10 @@ def pytest_asyncio_loop_factories(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked ``both_loops`` are deep on the event loop that the router does not use."""
     for item in items:
-        if item.get_closest_marker("both_loops") is not None and "uvloop" not in item.name:
+        if item.get_closest_marker("both_loops") is not None and "asyncio" in _parameters(item):
             item.add_marker(pytest.mark.deep)
+
+
+def _parameters(item: pytest.Item) -> list[str]:
+    """What is between the brackets of a test's name."""
+    return item.name.partition("[")[2].rstrip("]").split("-")
