@@ -69,11 +69,9 @@ def explained(ring: Ring, request_id: str) -> str:
 async def viewing(ring: Ring, profile: Path, key: str, view: str) -> AsyncIterator[Page]:
     """The page with a key, as somebody has it who gave the key before."""
     async with browsing(profile) as page:
-        await page.open(f"{ring.url}/health")
-        await page.evaluate(f"sessionStorage.setItem('baton-key', {json.dumps(KEYS[key])})")
-        await page.call("Page.navigate", url=f"{ring.url}/ui#{view}")
+        await page.run_first(f"sessionStorage.setItem('baton-key', {json.dumps(KEYS[key])})")
+        await page.open(f"{ring.url}/ui#{view}")
         await page.until(f"!!document.querySelector('.{view.partition('/')[0]}, .one-request')")
-        page.errors.clear()
         yield page
         loaded = await page.evaluate("performance.getEntriesByType('resource').map((each) => each.name)")
         assert loaded and all(name.startswith(f"{ring.url}/") for name in loaded), "nothing from elsewhere"
