@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton.router.api.http.server.connection import Connection
 
 ROOT = Path(__file__).parents[2]
-PRIVATE = [name for name in vars(Connection) if name.startswith("_") and hasattr(HttpToolsProtocol, name)]
+OVERRIDDEN = ("_should_upgrade", "_start_asgi_task")
+CALLED = ("_unset_keepalive_if_required",)
 
 
 def test_the_versions_that_may_be_installed_have_both_bounds() -> None:
@@ -26,11 +29,13 @@ def test_the_versions_that_may_be_installed_have_both_bounds() -> None:
     )
 
 
-def test_private_methods_are_overridden_with_their_own_parameters() -> None:
-    assert "_start_asgi_task" in PRIVATE
-    for name in PRIVATE:
-        ours, theirs = getattr(Connection, name), getattr(HttpToolsProtocol, name)
-        if inspect.isfunction(ours) and not name.startswith("__"):
-            assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), (
-                name
-            )
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_private_methods_are_overridden_with_their_own_parameters(name: str) -> None:
+    ours, theirs = vars(Connection)[name], getattr(HttpToolsProtocol, name)
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
+
+
+def test_no_other_private_method_is_relied_on() -> None:
+    private = {name for name in vars(HttpToolsProtocol) if re.fullmatch(r"_[a-z]\w*", name)}
+    assert private & vars(Connection).keys() == set(OVERRIDDEN)
+    assert private & set(re.findall(r"\bself\.(_[a-z]\w*)\(", inspect.getsource(Connection))) == set(CALLED)
