@@ -38,11 +38,14 @@ async def end_process_in_loop(status: int) -> NoReturn:
     The loop is not closed. Closing one under which gRPC ran has hung (seen once, on a busy core, in
     ``asyncio.Runner.close``): it kept the GIL, so that nothing could say on what it waited.
     """
-    others = asyncio.all_tasks() - {asyncio.current_task()}
+    loop = asyncio.get_running_loop()
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_default_executor()
+    for task, ended in zip(others, await asyncio.gather(*others, return_exceptions=True), strict=True):
+        if isinstance(ended, Exception):
+            log.error("the task %s failed at the end", task.get_name(), exc_info=ended)
+    await loop.shutdown_default_executor()
     end_process(status)
 
 

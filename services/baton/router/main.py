@@ -103,7 +103,8 @@ BEAT_S = 1.0
 
 
 def run(config: RouterConfig) -> int:
-    """Serve until SIGTERM or SIGINT, and end the process, or return the exit status of several.
+    """Serve until SIGTERM or SIGINT. A router of one process ends here; the parent of several returns its
+    exit status.
 
     Raises StartError, with one line for a person, when the tokenizer cannot be loaded or a port cannot be
     bound.
