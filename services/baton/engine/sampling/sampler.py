@@ -135,12 +135,11 @@ def filter_thresholds(scaled: Tensor, params: Sequence[ResolvedSampling]) -> Ten
     they have no top-k.
     """
     vocab = scaled.shape[-1]
-    with_k = [row for row, p in enumerate(params) if 0 < p.top_k < vocab]
-    k_alone = [row for row in with_k if params[row].top_p >= 1]
-    k_and_p = [row for row in with_k if params[row].top_p < 1]
-    with_p = [row for row, p in enumerate(params) if not 0 < p.top_k < vocab and p.top_p < 1]
+    k_alone = [row for row, p in enumerate(params) if 0 < p.top_k < vocab and p.top_p >= 1]
+    k_and_p = [row for row, p in enumerate(params) if 0 < p.top_k < vocab and p.top_p < 1]
+    p_alone = [row for row, p in enumerate(params) if not 0 < p.top_k < vocab and p.top_p < 1]
     with_min_p = any(p.min_p > 0 for p in params)
-    if not (with_k or with_p or with_min_p):
+    if not (k_alone or k_and_p or p_alone or with_min_p):
         return None
     thresholds = scaled.new_full((len(params), 1), -math.inf)
     if k_alone:
@@ -149,9 +148,11 @@ def filter_thresholds(scaled: Tensor, params: Sequence[ResolvedSampling]) -> Ten
         keep = [params[row].top_k for row in k_and_p]
         ordered = _greatest(scaled[k_and_p], max(keep))
         thresholds[k_and_p] = _nucleus(ordered, keep, [params[row].top_p for row in k_and_p])
-    if with_p:
-        ordered = _greatest(scaled[with_p], vocab)
-        thresholds[with_p] = _nucleus(ordered, [vocab] * len(with_p), [params[row].top_p for row in with_p])
+    if p_alone:
+        ordered = _greatest(scaled[p_alone], vocab)
+        thresholds[p_alone] = _nucleus(
+            ordered, [vocab] * len(p_alone), [params[row].top_p for row in p_alone]
+        )
     if with_min_p:
         logs = [[math.log(p.min_p) if p.min_p > 0 else -math.inf] for p in params]
         floor = scaled.amax(dim=-1, keepdim=True) + scaled.new_tensor(logs)
@@ -175,11 +176,11 @@ def _least_of_greatest(values: Tensor, counts: list[int]) -> Tensor:
         places = torch.tensor(counts, device=values.device)[:, None] - 1
         return values.topk(widest, dim=-1).values.gather(1, places)
     found = np.empty((len(counts), 1), np.float32)
-    descending = values.neg().numpy()
+    negated = values.neg().numpy()
     of_rows = np.array(counts)
     for count in set(counts):
         rows = of_rows == count
-        found[rows] = np.partition(descending[rows], count - 1, axis=-1)[:, count - 1 : count]
+        found[rows] = np.partition(negated[rows], count - 1, axis=-1)[:, count - 1 : count]
     return torch.from_numpy(found).neg()
 
 
