@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from tests.support.chart import CHART, RenderError
-from tests.support.deep import all_deep_but
 from tests.support.fake_control_plane import Helm, RefusedError, control_plane
 
 pytestmark = pytest.mark.deep
@@ -171,15 +170,12 @@ class TestRollback:
 
     @pytest.mark.parametrize(
         ("first", "then"),
-        all_deep_but(
-            1,
-            [
-                (PVC, {"type": "hostPath", "hostPath": "/mnt"}),
-                (FAST, {"type": "hostPath", "hostPath": "/mnt"}),
-                (FAST, {"type": "none"}),
-                (FAST, {"type": "pvc", "existingClaim": "another"}),
-            ],
-        ),
+        [
+            (PVC, {"type": "hostPath", "hostPath": "/mnt"}),
+            (FAST, {"type": "hostPath", "hostPath": "/mnt"}),
+            (FAST, {"type": "none"}),
+            (FAST, {"type": "pvc", "existingClaim": "another"}),
+        ],
     )
     def test_to_a_claim_that_is_kept(self, helm: Helm, first: Object, then: Object) -> None:
         """Whatever else of the values went with it: its size, its class."""

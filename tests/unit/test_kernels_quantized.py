@@ -14,7 +14,6 @@ from baton_kernels.expert_tensors import ExpertTensors, QuantizedExpertTensors
 from baton_kernels.quantized import QuantizedWeight
 from baton_kernels.quantized_linear import multiply_quantized, multiply_quantized_experts, warm_up
 from baton_kernels.reference import reference_activated, reference_experts, reference_gated
-from tests.support.deep import all_deep_but
 from tests.support.quantized_cases import KINDS, QuantizedKind, on
 
 if find_spec("triton") is None:
@@ -58,7 +57,7 @@ def finishes(outputs: int, dtype: torch.dtype) -> list[products.Finish]:
     ]
 
 
-@pytest.mark.parametrize("kind", all_deep_but(5, KINDS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_products_are_those_of_the_weights_that_codes_stand_for(kind: str) -> None:
     torch.manual_seed(0)
     inputs = {16: 80, 32: 160, 48: 96, 64: 192, 128: 384}.get(KINDS[kind].group, 90)
@@ -74,7 +73,7 @@ def test_products_are_those_of_the_weights_that_codes_stand_for(kind: str) -> No
 
 
 @pytest.mark.parametrize(
-    "kind", all_deep_but(1, ["int8 rows", "fp8 groups of 128", "int4 groups of 64, zeros, order", "NVFP4"])
+    "kind", ["int8 rows", "fp8 groups of 128", "int4 groups of 64, zeros, order", "NVFP4"]
 )
 def test_experts_are_those_that_codes_stand_for(kind: str) -> None:
     """Few pairs, each by itself, and many in tiles."""
@@ -109,7 +108,6 @@ def test_plain_torch_multiplies_alike(kind: str) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.deep
 def test_a_step_is_captured() -> None:
     """Nothing is read back, and every address is the device's own: the fake device checks both."""
     torch.manual_seed(0)

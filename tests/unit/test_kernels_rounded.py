@@ -11,7 +11,6 @@ from baton_kernels.activation import SILU
 from baton_kernels.code_formats import Rounding
 from baton_kernels.norm import Norm
 from baton_kernels.rounded_rows import RoundedRows, RowRounding, round_rows
-from tests.support.deep import all_deep_but
 from tests.support.quantized_cases import ROUNDED, QuantizedKind
 
 if find_spec("triton") is None:
@@ -56,7 +55,7 @@ def test_every_number_becomes_the_nearest_fp8() -> None:
     same(rounding.round_rows(x, one), round_rows(x, one))
 
 
-@pytest.mark.parametrize("name", all_deep_but(2, ROUNDINGS))
+@pytest.mark.parametrize("name", ROUNDINGS)
 def test_norms_and_gates_round_what_they_would_have_stored(name: str) -> None:
     torch.manual_seed(1)
     how = ROUNDINGS[name]
@@ -71,7 +70,7 @@ def test_norms_and_gates_round_what_they_would_have_stored(name: str) -> None:
     same(rows.gated_product_rounded(gate_up, SILU, how), expected)
 
 
-@pytest.mark.parametrize("asked", all_deep_but(2, ROUNDED))
+@pytest.mark.parametrize("asked", ROUNDED)
 def test_products_are_those_of_the_rounded_rows(asked: Rounding) -> None:
     torch.manual_seed(0)
     weight = ROUNDED[asked].weight(80, 384)

@@ -24,7 +24,6 @@ from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.rows import add_norm, scale_heads, squares_of_heads
 from baton_kernels.window import ChunkedWindow
 from tests.support.covering import Choice, covering
-from tests.support.deep import all_deep_but
 from tests.support.exact import alike, assert_same, exact_logits
 from tests.support.model_ring import Ring, prompt
 from tests.support.paged_steps import Case, lay_out
@@ -61,7 +60,7 @@ def answers(model: Decoder) -> list[Tensor]:
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", all_deep_but(3, NAMES))
+@pytest.mark.parametrize("name", NAMES)
 def test_is_what_its_layers_are(
     name: str, dtype: str, quantization: Quantization, model_dir: ModelDir
 ) -> None:
@@ -93,7 +92,7 @@ MIXTURES = ("mixtral", "gpt-oss", "glm4-moe", "hy-v3", "qwen2-moe")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", all_deep_but(2, MIXTURES))
+@pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_are_what_their_layers_are(name: str, dtype: str, model_dir: ModelDir) -> None:
     model = model_of(model_dir, name, dtype, "none")
     assert model.stack is not None
@@ -219,7 +218,7 @@ def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("choice", all_deep_but(8, covering(LEVELS)))
+@pytest.mark.parametrize("choice", covering(LEVELS))
 def test_layers_of_every_kind(choice: Choice, dtype: torch.dtype) -> None:
     """A layer of some kind between two others, which are plain or of a kind of their own."""
     torch.manual_seed(0)

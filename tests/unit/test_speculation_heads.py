@@ -16,7 +16,6 @@ from baton.engine.engine import Engine
 from baton.engine.sequence import Fork, Sequence
 from baton.speculation.config import Method
 from baton.text.tokenizer import Tokenizer
-from tests.support.deep import all_deep_but
 from tests.support.fake_engine import run
 from tests.support.heads import save_eagle, save_medusa
 from tests.support.tiny_models import TINY_MODELS
@@ -62,7 +61,7 @@ class TestRandomHeads:
     """Nearly all of what they draft is refused."""
 
     @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-    @pytest.mark.parametrize("method", all_deep_but(1, METHODS))
+    @pytest.mark.parametrize("method", METHODS)
     def test_change_no_token(self, tiny: Path, method: Method, params: ResolvedSampling) -> None:
         for settings in ({}, TOO_SMALL):
             engine = engine_of(tiny, method, num_speculative_tokens=5, **settings)

@@ -19,7 +19,6 @@ from baton.engine.kv.page_counts import PageCounts
 from baton.engine.sequence import Sequence
 from baton.models.config import ModelConfig
 from baton.models.loader import kv_layout
-from tests.support.deep import all_deep_but
 from tests.support.fake_engine import run
 from tests.support.tiny_models import ModelDir
 
@@ -144,7 +143,7 @@ def talk(engine: Engine, turns: list[Turn], between: Callable[[], None]) -> list
 
 
 @pytest.mark.parametrize("chat", CHATS)
-@pytest.mark.parametrize("name", all_deep_but(2, MODELS))
+@pytest.mark.parametrize("name", MODELS)
 def test_a_turn_finds_what_the_policy_keeps(
     name: str, chat: str, model_dir: ModelDir, script: Script
 ) -> None:
